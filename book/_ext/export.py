@@ -115,8 +115,7 @@ def with_origin(source: str, page: str) -> str:
         if ast.get_docstring(node, clean=False) is None:
             continue
         text = node.body[0]
-        assert text.end_lineno is not None and text.end_col_offset is not None
-        row, column = text.end_lineno - 1, text.end_col_offset
+        row, column = (text.end_lineno or 1) - 1, text.end_col_offset or 0
         line = lines[row]
         indent = b" " * text.col_offset
         quotes = 3 if line[:column].endswith((b'"""', b"'''")) else 1
@@ -168,7 +167,9 @@ def checked_cells(chapter: Path, notebook: NotebookNode, root: Path) -> list[str
                 f"{page}:{line}: export cell {number} does not parse: {error.msg}"
             ) from None
         except ExportError as error:
-            raise ExportError(f"{page}:{first}: export cell {number}: {error}") from None
+            raise ExportError(
+                f"{page}:{first}: export cell {number}: {error}"
+            ) from None
     return cells
 
 

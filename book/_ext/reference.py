@@ -1,0 +1,74 @@
+"""The reference page: every exported module, in order, linked to its chapter."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from export import PACKAGE, front_matter
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "book/reference/api"
+ORIGIN = re.compile(r"(?P<before>Defined in.*?)\(?\bbook/(?P<page>[\w/]+)\.md\b\)?")
+
+
+def reading_order(toc: Path = ROOT / "_toc.yml") -> list[str]:
+    """Return the pages of the book, such as ``book/model/attention``, in order."""
+    data = yaml.safe_load(toc.read_text(encoding="utf-8"))
+    parts = [data, *data.get("parts", [])]
+    files = [entry["file"] for part in parts for entry in part.get("chapters", [])]
+    return [data["root"], *files]
+
+
+def modules() -> list[str]:
+    """Return the modules that the chapters export, in reading order."""
+    found = []
+    for page in reading_order():
+        header = front_matter((ROOT / f"{page}.md").read_text(encoding="utf-8"))
+        if spec := header.get("export"):
+            name = f"{PACKAGE}.{spec['module'].replace('/', '.')}"
+            found.append(name.removesuffix(".__init__"))
+    return found
+
+
+def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Append the documentation of each module to the reference page."""
+    if docname == PAGE:
+        for name in modules():
+            source[0] += (
+                f"\n## {name}\n\n```{{eval-rst}}\n"
+                f".. automodule:: {name}\n   :members:\n   :show-inheritance:\n```\n"
+            )
+
+
+def link_origin(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Turn the line of a docstring that names its chapter into a link."""
+    for row, line in enumerate(lines):
+        if (match := ORIGIN.search(line)) and app.env.found_docs:
+            page = f"book/{match['page']}"
+            if page in app.env.found_docs:
+                link = f"{match['before']}:doc:`/{page}`"
+                lines[row] = ORIGIN.sub(lambda _: link, line)  # noqa: B023
+
+
+def always(
+    app: Sphinx,
+    env: BuildEnvironment,
+    added: set[str],
+    changed: set[str],
+    removed: set[str],
+) -> list[str]:
+    """Read the reference page at every build: its modules may have changed."""
+    return [PAGE] if PAGE in env.found_docs else []
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the extension."""
+    app.connect("source-read", add_modules)
+    app.connect("autodoc-process-docstring", link_origin, priority=900)
+    app.connect("env-get-outdated", always)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

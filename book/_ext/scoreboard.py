@@ -1,0 +1,409 @@
+"""The scoreboard: every claim of the paper, its status, and where it is checked.
+
+The claims are data (``book/_data/claims.json``). A cell that checks a claim has a
+tag ``claim-<id>``, or ``claim-<id>-<kind>`` where it settles only one kind of
+check, and ``status-does-not-hold`` where it shows that the claim fails. Claims
+that need a long run take their status from the records in ``results/*.json``::
+
+    "claims": {"6.1b": {"status": "holds at our scale", "note": "27.1 BLEU"}}
+
+While the book is read, every tagged cell gets an anchor; when it is written, the
+directive ``{scoreboard}`` becomes a summary and one table for each section.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+
+ROOT = Path(__file__).resolve().parents[2]
+CLAIMS = ROOT / "book" / "_data" / "claims.json"
+RECORDS = ROOT / "results"
+
+HOLDS = "holds"
+AT_OUR_SCALE = "holds at our scale"
+FAILS = "does not hold"
+OPEN = "not yet run"
+STATUSES = (HOLDS, AT_OUR_SCALE, FAILS, OPEN)
+
+KINDS = {"P": "proved", "M": "measured", "R": "recorded"}
+TAG = re.compile(r"claim-(?P<id>[0-9A]\.\w+?)(?:-(?P<kind>[PMR]))?")
+OVERRIDE = "status-does-not-hold"
+
+SECTIONS = {
+    "1": "1 Introduction",
+    "2": "2 Background",
+    "3": "3 Model architecture",
+    "4": "4 Why self-attention",
+    "5": "5 Training",
+    "6": "6 Results",
+    "A": "Appendix: what the heads look at",
+}
+
+
+class ScoreboardError(Exception):
+    """The claims, the tags or the records do not fit together."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One check that a claim needs: its kind, and what is checked."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A checkable statement of the paper."""
+
+    id: str
+    section: str
+    claim: str
+    parts: tuple[Part, ...]
+    command: str = ""
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that checks a claim, and where it is."""
+
+    claim: str
+    kind: str | None
+    fails: bool
+    page: str
+    anchor: str
+
+    def settles(self, kind: str) -> bool:
+        """Whether the cell settles this kind of check (a record settles R)."""
+        return self.kind == kind or (self.kind is None and kind != "R")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a stored run says about a claim."""
+
+    status: str
+    source: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The status of one part of a claim."""
+
+    part: Part
+    status: str
+    cells: tuple[Cell, ...] = ()
+    records: tuple[Record, ...] = field(default=())
+
+
+def load_claims(path: Path = CLAIMS) -> dict[str, Claim]:
+    """Read the claims, in the order of the paper."""
+    claims = {}
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        parts = tuple(Part(**part) for part in row.pop("parts"))
+        if row["id"] in claims:
+            raise ScoreboardError(f"{path}: claim {row['id']} is there twice")
+        claims[row["id"]] = Claim(**row, parts=parts)
+    return claims
+
+
+def load_records(claims: Iterable[str], folder: Path = RECORDS) -> dict[str, list]:
+    """Read what the records of long runs say, by claim."""
+    known = set(claims)
+    found: dict[str, list[Record]] = {}
+    for path in sorted(folder.glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        named = data.get("claims", {}) if isinstance(data, dict) else {}
+        if not isinstance(named, dict):
+            raise ScoreboardError(
+                f"{path.name}: 'claims' must map a claim to its status, as in "
+                '{"6.1b": {"status": "holds at our scale"}}'
+            )
+        for claim, value in named.items():
+            if claim not in known:
+                raise ScoreboardError(f"{path.name}: unknown claim {claim}")
+            if value.get("status") not in STATUSES:
+                raise ScoreboardError(
+                    f"{path.name}: claim {claim} has the status "
+                    f"{value.get('status')!r}, not one of {', '.join(STATUSES)}"
+                )
+            record = Record(value["status"], path.name, value.get("note", ""))
+            found.setdefault(claim, []).append(record)
+    return found
+
+
+def parse_tags(tags: Iterable[str]) -> list[tuple[str, str | None]]:
+    """Return the claims, and kinds where given, that a cell's tags name."""
+    found = []
+    for tag in tags:
+        if tag.startswith("claim-"):
+            if (match := TAG.fullmatch(tag)) is None:
+                raise ScoreboardError(f"tag {tag} is not of the form claim-3.5c")
+            found.append((match["id"], match["kind"]))
+    return found
+
+
+def settle(claim: Claim, cells: Iterable[Cell], records: list[Record]) -> list[Verdict]:
+    """Return the status of each part of a claim.
+
+    A part that is proved or measured takes its status from the cells, a part that
+    is recorded from the records; where they disagree, the worst one counts.
+    """
+    cells = [cell for cell in cells if cell.claim == claim.id]
+    verdicts = []
+    for part in claim.parts:
+        mine = tuple(cell for cell in cells if cell.settles(part.kind))
+        if part.kind == "R":
+            status = worst(record.status for record in records)
+            verdicts.append(Verdict(part, status, mine, tuple(records)))
+            continue
+        if not mine:
+            status = OPEN
+        elif any(cell.fails for cell in mine):
+            status = FAILS
+        else:
+            status = HOLDS if part.kind == "P" else AT_OUR_SCALE
+        verdicts.append(Verdict(part, status, mine))
+    return verdicts
+
+
+def worst(statuses: Iterable[str]) -> str:
+    """Return the most cautious of some statuses: fails, open, our scale, holds."""
+    found = set(statuses)
+    for status in (FAILS, OPEN, AT_OUR_SCALE, HOLDS):
+        if status in found:
+            return status
+    return OPEN
+
+
+def summarise(board: dict[str, list[Verdict]]) -> Counter[str]:
+    """Count the claims: settled, of them failing, settled in part, open."""
+    counts: Counter[str] = Counter()
+    for verdicts in board.values():
+        statuses = [verdict.status for verdict in verdicts]
+        if FAILS in statuses:
+            counts[FAILS] += 1
+        elif OPEN not in statuses:
+            counts[worst(statuses)] += 1
+        elif set(statuses) == {OPEN}:
+            counts[OPEN] += 1
+        else:
+            counts["settled in part"] += 1
+    return counts
+
+
+# --- Sphinx ------------------------------------------------------------------
+
+
+class placeholder(nodes.General, nodes.Element):  # noqa: N801 (docutils style)
+    """Stands for the scoreboard until every chapter has been read."""
+
+
+class ScoreboardDirective(SphinxDirective):
+    """``{scoreboard}``: the table of all claims."""
+
+    def run(self) -> list[nodes.Node]:
+        """Leave a placeholder and remember the page."""
+        self.env.note_dependency(str(CLAIMS))
+        pages(self.env).add(self.env.docname)
+        return [placeholder()]
+
+
+def stored(env: BuildEnvironment) -> dict[str, list[Cell]]:
+    """Return the tagged cells of the book, by page."""
+    if not hasattr(env, "claim_cells"):
+        env.claim_cells = {}
+    return env.claim_cells
+
+
+def pages(env: BuildEnvironment) -> set[str]:
+    """Return the pages that show the scoreboard."""
+    if not hasattr(env, "scoreboard_pages"):
+        env.scoreboard_pages = set()
+    return env.scoreboard_pages
+
+
+def mark_cells(app: Sphinx, doctree: nodes.document) -> None:
+    """Give each tagged cell of a chapter an anchor, and remember it."""
+    page, claims = app.env.docname, load_claims()
+    cells: list[Cell] = []
+    for node in doctree.findall(nodes.container):
+        if node.get("nb_element") != "cell_code":
+            continue
+        tags = (node.get("cell_metadata") or {}).get("tags", [])
+        for claim, kind in parse_tags(tags):
+            if claim not in claims:
+                raise ScoreboardError(f"{page}: a cell is tagged with claim {claim}")
+            anchor = "claim-" + claim.replace(".", "-").lower()
+            taken = {cell.anchor for cell in cells}
+            number = 2
+            while anchor in taken:
+                anchor = f"claim-{claim.replace('.', '-').lower()}-{number}"
+                number += 1
+            node["ids"].append(anchor)
+            cells.append(Cell(claim, kind, OVERRIDE in tags, page, anchor))
+    stored(app.env)[page] = cells
+
+
+def purge(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
+    """Forget the cells of a page that is read again."""
+    stored(env).pop(docname, None)
+    pages(env).discard(docname)
+
+
+def merge(
+    app: Sphinx, env: BuildEnvironment, docnames: set[str], other: BuildEnvironment
+) -> None:
+    """Take what a parallel reader found."""
+    for docname in docnames:
+        if docname in stored(other):
+            stored(env)[docname] = stored(other)[docname]
+    pages(env).update(pages(other))
+
+
+def rewrite_pages(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Write the scoreboard anew whenever anything was read."""
+    return sorted(pages(env))
+
+
+def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Put the tables where the directive was, and links at the tagged cells."""
+    for node in list(doctree.findall(placeholder)):
+        node.replace_self(list(render(app, docname)))
+    board = next(iter(sorted(pages(app.env))), None)
+    if board is None or docname == board:
+        return
+    anchors = {cell.anchor: cell for cell in stored(app.env).get(docname, [])}
+    for node in list(doctree.findall(nodes.container)):
+        for anchor in [name for name in node["ids"] if name in anchors]:
+            cell = anchors[anchor]
+            uri = app.builder.get_relative_uri(docname, board)
+            row = f"{uri}#score-{cell.claim.replace('.', '-').lower()}"
+            line = nodes.paragraph(classes=["claim-link"])
+            line += nodes.reference("", f"Claim {cell.claim}", refuri=row)
+            node.insert(0, line)
+
+
+def render(app: Sphinx, docname: str) -> Iterator[nodes.Node]:
+    """Yield the summary and the tables."""
+    claims = load_claims()
+    records = load_records(claims)
+    cells = [cell for page in sorted(stored(app.env)) for cell in stored(app.env)[page]]
+    board = {
+        key: settle(claim, cells, records.get(key, [])) for key, claim in claims.items()
+    }
+    yield summary(board)
+    for prefix, heading in SECTIONS.items():
+        rows = [claims[key] for key in claims if key.split(".")[0] == prefix]
+        if rows:
+            yield nodes.rubric("", heading)
+            body = [row_of(app, docname, claim, board[claim.id]) for claim in rows]
+            yield table(["", "Claim", "Check", "Status"], [6, 44, 26, 24], body)
+
+
+def summary(board: dict[str, list[Verdict]]) -> nodes.Node:
+    """Return a sentence with the counts."""
+    counts = summarise(board)
+    words = [
+        f"{counts[status]} {status}"
+        for status in (HOLDS, AT_OUR_SCALE, FAILS, "settled in part", OPEN)
+    ]
+    text = f"Of {len(board)} claims: {', '.join(words)}."
+    return nodes.paragraph("", "", nodes.strong("", text), classes=["summary"])
+
+
+def row_of(
+    app: Sphinx, docname: str, claim: Claim, verdicts: list[Verdict]
+) -> list[list[nodes.Node]]:
+    """Return the cells of a claim's row."""
+    target = nodes.target("", "", ids=[f"score-{claim.id.replace('.', '-').lower()}"])
+    name = nodes.paragraph("", "", target, nodes.strong("", claim.id))
+    statement = nodes.paragraph("", "", *inline(claim.claim))
+    statement += nodes.inline("", f" (§ {claim.section})", classes=["section"])
+    checks: list[nodes.Node] = []
+    states: list[nodes.Node] = []
+    for verdict in verdicts:
+        line = nodes.paragraph("", "", nodes.emphasis("", KINDS[verdict.part.kind]))
+        if verdict.part.text:
+            line += [nodes.Text(": "), *inline(verdict.part.text)]
+        checks.append(line)
+        states += status_of(app, docname, claim, verdict, len(verdicts) > 1)
+    return [[name], [statement], checks, states]
+
+
+def status_of(
+    app: Sphinx, docname: str, claim: Claim, verdict: Verdict, several: bool
+) -> list[nodes.Node]:
+    """Return the status of a part, with links to the cells that settle it."""
+    css = "scoreboard-status-" + verdict.status.replace(" ", "-")
+    line = nodes.paragraph("", "", nodes.inline("", verdict.status, classes=[css]))
+    if several:
+        line.insert(0, nodes.Text(f"{KINDS[verdict.part.kind]}: "))
+    for number, cell in enumerate(verdict.cells, start=1):
+        uri = app.builder.get_relative_uri(docname, cell.page) + f"#{cell.anchor}"
+        label = "cell" if len(verdict.cells) == 1 else f"cell {number}"
+        line += [nodes.Text(", "), nodes.reference("", label, refuri=uri)]
+    for record in verdict.records:
+        note = f" ({record.note})" if record.note else ""
+        line += nodes.Text(f", record {record.source}{note}")
+    found: list[nodes.Node] = [line]
+    if verdict.part.kind == "R" and verdict.status == OPEN:
+        if claim.command:
+            found.append(nodes.paragraph("", "", nodes.literal("", claim.command)))
+        if claim.needs:
+            found.append(nodes.paragraph("", "", *inline(claim.needs)))
+    return found
+
+
+def inline(text: str) -> list[nodes.Node]:
+    """Return a text with `code` and *emphasis* as nodes."""
+    found: list[nodes.Node] = []
+    for piece in re.split(r"(`[^`]+`|(?<!\w)\*[^*]+\*(?!\w))", text):
+        if piece.startswith("`"):
+            found.append(nodes.literal("", piece.strip("`")))
+        elif piece.startswith("*") and piece.endswith("*") and len(piece) > 2:
+            found.append(nodes.emphasis("", piece.strip("*")))
+        elif piece:
+            found.append(nodes.Text(piece))
+    return found
+
+
+def table(
+    head: list[str], widths: list[int], rows: list[list[list[nodes.Node]]]
+) -> nodes.table:
+    """Return a table with a head."""
+    group = nodes.tgroup("", cols=len(head))
+    group += [nodes.colspec("", colwidth=width) for width in widths]
+    titles = [nodes.entry("", nodes.paragraph("", text)) for text in head]
+    group += nodes.thead("", nodes.row("", *titles))
+    body = [nodes.row("", *[nodes.entry("", *entry) for entry in row]) for row in rows]
+    group += nodes.tbody("", *body)
+    return nodes.table("", group, classes=["scoreboard", "colwidths-given"])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the extension."""
+    app.add_node(placeholder)
+    app.add_directive("scoreboard", ScoreboardDirective)
+    app.connect("doctree-read", mark_cells)
+    app.connect("env-purge-doc", purge)
+    app.connect("env-merge-info", merge)
+    app.connect("env-updated", rewrite_pages)
+    app.connect("doctree-resolved", fill)
+    return {
+        "version": "1",
+        "env_version": 1,
+        "parallel_read_safe": True,
+        "parallel_write_safe": True,
+    }
