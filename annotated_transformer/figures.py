@@ -1,0 +1,532 @@
+"""Figures that read in light, in dark, on paper and without scripts.
+
+Defined in the chapter *Figures* (book/figures.md).
+"""
+
+# Written from book/figures.md: edit the chapter instead.
+
+import base64
+import html
+import io
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+import altair as alt
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import vl_convert
+from cycler import cycler
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike, NDArray
+
+PALETTE: Final = ("#2f7ed8", "#d55e00", "#009e73", "#c05f9a", "#a67c00", "#7f7f7f")
+DASHES: Final = ((1, 0), (5, 2), (1.5, 1.5), (8, 2, 2, 2), (3, 1), (10, 3))
+SEQUENTIAL: Final = "viridis"  # from nothing (dark) to much (bright)
+DIVERGING: Final = "PuOr"  # below zero, white at zero, above zero
+INK: Final = "#000000"  # stands for the colour of the page's text
+FAINT: Final = "#80808040"  # grid lines and hidden cells, on any page
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """A figure ready for a notebook: HTML, a PNG for places without HTML, and a text.
+
+    Attributes:
+        html: The figure as HTML that needs nothing else.
+        png: The figure as an image on a white ground.
+        alt_text: What one sees, in a sentence or two.
+
+    Defined in: book/figures.md
+    """
+
+    html: str
+    png: bytes
+    alt_text: str
+
+    def __repr__(self) -> str:
+        """Return the alternative text."""
+        return self.alt_text
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        png = base64.b64encode(self.png).decode()
+        return {"text/html": self.html, "image/png": png, "text/plain": self.alt_text}
+
+
+def _inline(svg: str, alt_text: str) -> str:
+    """Make an SVG file part of a page: own ids, the page's colour, scaled to fit.
+
+    Defined in: book/figures.md
+    """
+    if not alt_text.strip():
+        raise ValueError("alt_text is empty: say what one sees in the figure")
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    # A style sheet inside a drawing would apply to the whole page.
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
+    salt = "f" + sha256((svg + alt_text).encode()).hexdigest()[:8]
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{salt}-", svg)
+    label = html.escape(" ".join(alt_text.split()))
+    look = (
+        'fill="currentColor" stroke-linejoin="round" style="max-width:100%;height:auto"'
+    )
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}" {look}', 1)
+
+
+STYLE: Final[dict[Any, Any]] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.grid": True,
+    "axes.prop_cycle": cycler(color=PALETTE, dashes=DASHES),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": "medium",
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "grid.color": FAINT,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text: it can be searched and copied
+    "svg.hashsalt": "annotated-transformer",  # the same figure, the same bytes
+}
+
+
+def show(figure: Figure, alt_text: str) -> Picture:
+    """Turn a matplotlib figure into a picture on the page, and close it.
+
+    Args:
+        figure: The figure; what is black in it follows the page's text.
+        alt_text: What one sees in it.
+
+    Raises:
+        ValueError: If ``alt_text`` is empty.
+
+    Defined in: book/figures.md
+    """
+    svg, png = io.StringIO(), io.BytesIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context(STYLE):
+        figure.savefig(svg, format="svg", transparent=True, metadata=nothing)
+        figure.savefig(png, format="png", facecolor="white", dpi=120)
+    plt.close(figure)
+    return Picture(_inline(svg.getvalue(), alt_text), png.getvalue(), alt_text)
+
+
+def canvas(
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    size: tuple[float, float] = (5.0, 3.0),
+    **options: Any,
+) -> tuple[Figure, NDArray[np.object_]]:
+    """Start a figure in the book's style.
+
+    Args:
+        rows: Rows of axes.
+        columns: Columns of axes.
+        size: Width and height of the whole figure in inches.
+        options: Passed to ``Figure.subplots``, such as ``sharex=True``.
+
+    Returns:
+        The figure, and its axes in an array of shape ``(rows, columns)``.
+
+    Defined in: book/figures.md
+    """
+    with rc_context(STYLE):
+        figure = Figure(figsize=size)
+        return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _array(values: ArrayLike | torch.Tensor) -> NDArray[Any]:
+    """Take a tensor (any device, with or without gradient), an array or a list.
+
+    Defined in: book/figures.md
+    """
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        # NumPy has no bfloat16.
+        return np.asarray(values if values.dtype == torch.bool else values.double())
+    return np.asarray(values)
+
+
+def _named(**labels: str) -> None:
+    """Insist that every axis says what it shows.
+
+    Defined in: book/figures.md
+    """
+    for name, label in labels.items():
+        if not label.strip():
+            raise ValueError(f"{name} is empty: every axis says what it shows")
+
+
+def _matrix(
+    values: ArrayLike | torch.Tensor, rows: Sequence[object], columns: Sequence[object]
+) -> NDArray[Any]:
+    """Return a matrix whose shape fits its labels.
+
+    Defined in: book/figures.md
+    """
+    matrix = _array(values)
+    if matrix.shape != (len(rows), len(columns)):
+        shape = (len(rows), len(columns))
+        raise ValueError(f"matrix of shape {matrix.shape} with labels for {shape}")
+    return matrix
+
+
+def _axes(ax: Axes | None, size: tuple[float, float], **labels: str) -> Axes:
+    """Return axes (new ones, if there are none) with their labels and title set.
+
+    Defined in: book/figures.md
+    """
+    axes: Axes = canvas(size=size)[1][0, 0] if ax is None else ax
+    axes.set(**labels)
+    return axes
+
+
+def _figure(axes: Axes) -> Figure:
+    """Return the figure that axes belong to.
+
+    Defined in: book/figures.md
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def _tick(axis: Any, labels: Sequence[object], **look: Any) -> None:
+    """Label the cells along one axis; of many numbers, only every so many.
+
+    Defined in: book/figures.md
+    """
+    numbers = all(isinstance(label, int) for label in labels)
+    places = range(0, len(labels), 1 + len(labels) // 24 if numbers else 1)
+    axis.set_ticks([i + 0.5 for i in places], [str(labels[i]) for i in places], **look)
+
+
+def heatmap(
+    matrix: ArrayLike | torch.Tensor,
+    rows: Sequence[object],
+    columns: Sequence[object],
+    *,
+    row_label: str,
+    column_label: str,
+    title: str = "",
+    value_label: str = "",
+    annotate: bool = False,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a matrix as cells of colour, its first row on top.
+
+    Args:
+        matrix: Shape ``(len(rows), len(columns))``, of numbers or of true and false.
+        rows: Labels of the rows (queries, where they are tokens); they may repeat.
+        columns: Labels of the columns (keys).
+        row_label: What the rows are.
+        column_label: What the columns are.
+        title: Title of the axes.
+        value_label: What the numbers are, beside the scale of colours.
+        annotate: Write each value into its cell.
+        ax: Axes to draw on; new ones otherwise.
+
+    Raises:
+        ValueError: If the matrix does not fit its labels, or a label is empty.
+
+    Defined in: book/figures.md
+    """
+    _named(row_label=row_label, column_label=column_label)
+    values = _matrix(matrix, rows, columns)
+    size = (min(5.0, 2.2 + 0.28 * len(columns)), min(5.0, 1.3 + 0.26 * len(rows)))
+    axes = _axes(ax, size, ylabel=row_label, xlabel=column_label, title=title)
+    look: dict[str, Any] = {"cmap": SEQUENTIAL, "vmin": min(0.0, float(values.min()))}
+    if values.dtype == bool:
+        look = {"cmap": ListedColormap([FAINT, PALETTE[0]]), "vmin": 0, "vmax": 1}
+        look |= {"edgecolor": "#808080", "linewidth": 0.4}
+    elif look["vmin"] < 0:
+        reach = float(np.abs(values).max())
+        look = {"cmap": DIVERGING, "vmin": -reach, "vmax": reach}
+    mesh = axes.pcolormesh(values, rasterized=values.size > 2000, **look)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    upright = all(len(str(label)) < 3 for label in columns)
+    turned = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
+    _tick(axes.yaxis, rows)
+    _tick(axes.xaxis, columns, **({} if upright else turned))
+    if values.dtype != bool:
+        _figure(axes).colorbar(mesh, ax=axes, label=value_label)
+    if annotate:
+        for (i, j), value in np.ndenumerate(values):
+            red, green, blue, _ = mesh.cmap(mesh.norm(value))
+            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+            text = f"{value:.2g}" if values.dtype != bool else str(int(value))
+            look = {"color": "white" if dark else "#222222", "fontsize": "small"}
+            axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", **look)
+    return _figure(axes)
+
+
+def lines(
+    series: Mapping[str, tuple[ArrayLike | torch.Tensor, ArrayLike | torch.Tensor]],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw named curves, told apart by colour and by dashes.
+
+    Args:
+        series: For each name the x and the y values, of shape ``(points,)`` each.
+        x_label: What is along, with its unit.
+        y_label: What is up, with its unit.
+        title: Title of the axes.
+        log_x: Use a logarithmic scale along.
+        log_y: Use a logarithmic scale up.
+        ax: Axes to draw on; new ones otherwise.
+
+    Raises:
+        ValueError: If a label is empty.
+
+    Defined in: book/figures.md
+    """
+    _named(x_label=x_label, y_label=y_label)
+    axes = _axes(ax, (5.0, 3.0), xlabel=x_label, ylabel=y_label, title=title)
+    for number, (name, (x, y)) in enumerate(series.items()):
+        colour, dashes = PALETTE[number % 6], DASHES[number % 6]
+        axes.plot(_array(x), _array(y), label=name, color=colour, dashes=dashes)
+    axes.set_xscale("log" if log_x else "linear")
+    axes.set_yscale("log" if log_y else "linear")
+    if len(series) > 1:
+        axes.legend(frameon=False)
+    return _figure(axes)
+
+
+def bars(
+    values: Mapping[str, float],
+    *,
+    value_label: str,
+    name_label: str,
+    title: str = "",
+    log: bool = False,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw one horizontal bar a name, the first on top, with its value at its end.
+
+    Args:
+        values: The value of each name.
+        value_label: What the values are, with their unit.
+        name_label: What the names are.
+        title: Title of the axes.
+        log: Use a logarithmic scale.
+        ax: Axes to draw on; new ones otherwise.
+
+    Raises:
+        ValueError: If a label is empty.
+
+    Defined in: book/figures.md
+    """
+    _named(value_label=value_label, name_label=name_label)
+    size = (5.0, 1.0 + 0.32 * len(values))
+    axes = _axes(ax, size, xlabel=value_label, ylabel=name_label, title=title)
+    drawn = axes.barh(
+        list(values), [float(v) for v in values.values()], color=PALETTE[0]
+    )
+    axes.bar_label(drawn, fmt="{:,.4g}", padding=3)
+    axes.set_xscale("log" if log else "linear")
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    return _figure(axes)
+
+
+CHART_STYLE: Final[dict[Any, Any]] = {
+    "background": "transparent",
+    "font": "sans-serif",
+    "view": {"stroke": None, "step": 24},
+    "axis": {
+        **dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), INK),
+        **{"gridColor": FAINT, "labelFontSize": 12, "titleFontSize": 12},
+        "titleFontWeight": "normal",
+    },
+    "legend": {
+        **{"labelColor": INK, "titleColor": INK, "labelFontSize": 12},
+        "titleFontWeight": "normal",
+    },
+    "title": {"color": INK, "fontSize": 13, "fontWeight": "normal"},
+    "text": {"color": INK},
+    "range": {"category": list(PALETTE)},
+}
+
+LIVE: Final = """\
+<div class="live-figure">
+<style>
+.live-figure .moving, .live-figure[data-live=yes] .still {{ display: none }}
+.live-figure[data-live=yes] .moving {{ display: block }}
+.live-figure svg {{ max-width: 100%; height: auto }}
+@media print {{
+  .live-figure .still {{ display: block !important }}
+  .live-figure .moving {{ display: none !important }}
+}}
+</style>
+<div class="still">{still}</div>
+<div class="moving" data-by="vega-embed"></div>
+<script type="application/json">{spec}</script>
+<script>
+(() => {{
+  const start = () => window.vegaEmbed && document
+    .querySelectorAll(".live-figure:not([data-live])").forEach((box) => {{
+      box.dataset.live = "soon";
+      const spec = JSON.parse(box.querySelector("script").textContent);
+      const look = {{ renderer: "svg", actions: false }};
+      vegaEmbed(box.querySelector(".moving"), spec, look)
+        .then(() => {{ box.dataset.live = "yes"; }});
+    }});
+  if (document.readyState === "complete") start(); else addEventListener("load", start);
+}})();
+</script>
+</div>"""
+
+
+def live(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
+    """Turn an Altair chart into a picture that comes alive where scripts run.
+
+    Args:
+        chart: The chart, with titles on its axes.
+        alt_text: What one sees in it.
+
+    Raises:
+        ValueError: If ``alt_text`` is empty.
+
+    Defined in: book/figures.md
+    """
+    spec: dict[str, Any] = chart.to_dict()
+    spec["description"] = alt_text
+    spec["config"] = CHART_STYLE
+    version = alt.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]
+    still = vl_convert.vegalite_to_svg(spec, vl_version=version)
+    png = vl_convert.vegalite_to_png(
+        spec | {"background": "white"}, vl_version=version, scale=1.5
+    )
+    text = json.dumps(spec).replace("</", r"<\/").replace(INK, "currentColor")
+    page = LIVE.format(still=_inline(still, alt_text), spec=text)
+    if "google.colab" in sys.modules:
+        page = alt.Chart.from_dict(spec).to_html(fullhtml=False)
+    return Picture(page, png, alt_text)
+
+
+def _labels(names: Sequence[object], title: str) -> alt.Axis:
+    """Return an axis that writes names where the data have positions.
+
+    Defined in: book/figures.md
+    """
+    text = json.dumps([str(name) for name in names])
+    return alt.Axis(title=title, labelExpr=f"{text}[datum.value]", labelOverlap=True)
+
+
+def live_heatmap(
+    matrix: ArrayLike | torch.Tensor,
+    rows: Sequence[object],
+    columns: Sequence[object],
+    *,
+    row_label: str,
+    column_label: str,
+    title: str = "",
+    value_label: str = "value",
+) -> alt.Chart:
+    """Draw a matrix whose cells tell their value; arguments as in ``heatmap``.
+
+    Defined in: book/figures.md
+    """
+    _named(row_label=row_label, column_label=column_label)
+    values = _matrix(matrix, rows, columns)
+    cells = [
+        {
+            "i": i,
+            "j": j,
+            "row": str(rows[i]),
+            "column": str(columns[j]),
+            "value": float(value),
+        }
+        for (i, j), value in np.ndenumerate(values)
+    ]
+    pick = alt.selection_point(fields=["i"], on="click")
+    shade = alt.Scale(scheme="viridis")
+    if values.min() < 0:
+        shade = alt.Scale(scheme="purpleorange", domainMid=0)
+    chart: alt.Chart = (
+        alt.Chart(alt.InlineData(values=cells), title=title)
+        .mark_rect()
+        .encode(
+            x=alt.X("j:O", axis=_labels(columns, column_label)),
+            y=alt.Y("i:O", axis=_labels(rows, row_label)),
+            color=alt.Color("value:Q", scale=shade, title=value_label),
+            opacity=alt.condition(pick, alt.value(1), alt.value(0.25)),
+            tooltip=[
+                alt.Tooltip("row:N", title=row_label),
+                alt.Tooltip("column:N", title=column_label),
+                alt.Tooltip("value:Q", title=value_label, format=".3~g"),
+            ],
+        )
+        .add_params(pick)
+    )
+    return chart
+
+
+def live_lines(
+    series: Mapping[str, tuple[ArrayLike | torch.Tensor, ArrayLike | torch.Tensor]],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
+) -> alt.LayerChart:
+    """Draw named curves that can be singled out; arguments as in ``lines``.
+
+    Defined in: book/figures.md
+    """
+    _named(x_label=x_label, y_label=y_label)
+    points = [
+        {"name": name, "x": float(a), "y": float(b)}
+        for name, (x, y) in series.items()
+        for a, b in zip(_array(x), _array(y), strict=True)
+    ]
+    pick = alt.selection_point(fields=["name"], bind="legend")
+    near = alt.selection_point(
+        nearest=True, on="pointerover", clear="pointerout", empty=False
+    )
+    names = alt.Scale(domain=list(series))
+    legend = alt.Legend(title=None, orient="bottom", columns=3, symbolType="stroke")
+    kind = {
+        False: alt.Scale(zero=False, nice=False),
+        True: alt.Scale(type="log", nice=False),
+    }
+    base = alt.Chart(alt.InlineData(values=points), title=title).encode(
+        x=alt.X("x:Q", title=x_label, scale=kind[log_x]),
+        y=alt.Y(
+            "y:Q", title=y_label, scale=alt.Scale(type="log") if log_y else alt.Scale()
+        ),
+        color=alt.Color("name:N", scale=names, legend=legend),
+    )
+    dashes = alt.Scale(domain=list(series), range=[list(d) for d in DASHES])
+    curve = base.mark_line().encode(
+        strokeDash=alt.StrokeDash("name:N", scale=dashes, legend=legend),
+        opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
+    )
+    dots = base.mark_circle(size=60).encode(
+        opacity=alt.condition(near, alt.value(1), alt.value(0)),
+        tooltip=[
+            alt.Tooltip("name:N", title="curve"),
+            alt.Tooltip("x:Q", title=x_label, format=",.4~g"),
+            alt.Tooltip("y:Q", title=y_label, format=",.4~g"),
+        ],
+    )
+    layers = alt.layer(curve.add_params(pick), dots.add_params(near))
+    chart: alt.LayerChart = layers.properties(width=360, height=220)
+    return chart
