@@ -30,7 +30,7 @@ from nbformat import NotebookNode
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "annotated_transformer"
 MARK = "# Written from "
-WIDTH = 88
+WIDTH = 100
 
 INIT = '''\
 """The modules that the chapters in ``book/{part}/`` define."""
@@ -121,14 +121,11 @@ def with_origin(source: str, page: str) -> str:
         quotes = 3 if line[:column].endswith((b'"""', b"'''")) else 1
         if quotes == 1:
             raise ExportError(
-                f"the docstring of {node.name} needs triple quotes: "
-                "the exporter adds a line to it"
+                f"the docstring of {node.name} needs triple quotes: the exporter adds a line to it"
             )
         start, end = line[: column - quotes].rstrip(), line[column - quotes :]
         added = b"\n\n" if start else b"\n"
-        lines[row] = (
-            start + added + indent + f"Defined in: {page}\n".encode() + indent + end
-        )
+        lines[row] = start + added + indent + f"Defined in: {page}\n".encode() + indent + end
     return b"".join(lines).decode()
 
 
@@ -167,9 +164,7 @@ def checked_cells(chapter: Path, notebook: NotebookNode, root: Path) -> list[str
                 f"{page}:{line}: export cell {number} does not parse: {error.msg}"
             ) from None
         except ExportError as error:
-            raise ExportError(
-                f"{page}:{first}: export cell {number}: {error}"
-            ) from None
+            raise ExportError(f"{page}:{first}: export cell {number}: {error}") from None
     return cells
 
 
@@ -178,9 +173,7 @@ def module(chapter: Path, notebook: NotebookNode, root: Path) -> tuple[Path, str
     page = chapter.relative_to(root).as_posix()
     spec = notebook.metadata.get("export") or {}
     if not {"module", "doc"} <= set(spec):
-        raise ExportError(
-            f"{page}: the front matter needs export: {{module: ..., doc: ...}}"
-        )
+        raise ExportError(f"{page}: the front matter needs export: {{module: ..., doc: ...}}")
     own = chapter.relative_to(root / "book").with_suffix("").as_posix()
     if spec["module"] != ("__init__" if own == "index" else own):
         raise ExportError(

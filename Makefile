@@ -1,0 +1,65 @@
+# make book   the rendered book, every chapter run        make serve   the same, in a browser
+# make test   everything that is checked                  make clean   forget what was made
+
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+PORT    ?= 8000
+# One worker for each processor, one thread for each worker.
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
+RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
+JB      := $(RUN) $(BIN)/jupyter-book build . --quiet
+SERVE   := $(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html
+
+.PHONY: book test serve clean export lint types unit strict browser help
+
+help:
+	@sed -n '1,2p' Makefile
+
+$(READY): requirements.txt pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+book: $(READY)
+	@$(BIN)/python book/_ext/export.py
+	@stale=$$($(BIN)/python book/_ext/execution.py); if [ -n "$$stale" ]; then \
+	  echo "running:" $$stale; $(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) $$stale; fi
+	@$(JB)
+	@echo "The book is ready: file://$(CURDIR)/_build/html/index.html"
+
+serve: book
+	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
+	@$(SERVE) $(PORT)
+
+test: $(READY) export lint types unit strict browser
+	@echo "All checks passed."
+
+# The steps of `make test`, in this order (they are not meant to run side by side).
+.NOTPARALLEL:
+
+export: $(READY)
+	$(BIN)/python book/_ext/export.py --check
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --exclude '*.ipynb' .
+
+types: $(READY)
+	$(BIN)/mypy
+
+unit: $(READY)
+	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --cov=annotated_transformer \
+	  --ignore=tests/browser tests book
+
+strict: $(READY)
+	rm -rf _build/html _build/.doctrees
+	$(JB) -W -n --keep-going
+
+browser: $(READY)
+	$(BIN)/python -m pytest -q -rs tests/browser
+
+clean:
+	rm -rf _build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
