@@ -1,0 +1,62 @@
+"""Put our own SVG drawings into the page, so that they follow its colours.
+
+A chapter shows a drawing as an image, which every reader of Markdown can display.
+Inside an ``<img>`` a drawing cannot know whether the page is light or dark. So the
+HTML gets the drawing itself, where its lines take the colour of the text.
+"""
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+IMAGE = re.compile(r'<img\b[^>]*\bsrc="(?:[^"]*/)?_images/(?P<name>[\w-]+)\.svg"[^>]*>')
+ALT = re.compile(r'\balt="(?P<text>[^"]*)"')
+
+
+def drawing(path: Path, alt_text: str) -> str:
+    """Return the drawing in a file as part of a page.
+
+    Args:
+        path: An SVG file whose lines and text use ``currentColor``.
+        alt_text: What the chapter says that one sees; the drawing's own
+            description where it is empty.
+    """
+    svg = path.read_text(encoding="utf-8")
+    svg = svg[svg.index("<svg") :]
+    label = ""
+    if alt_text:
+        svg = re.sub(r' aria-labelledby="[^"]*"', "", svg, count=1)
+        label = f'aria-label="{html.escape(alt_text)}" '
+    look = 'class="drawing" style="max-width:100%;height:auto"'
+    return svg.replace("<svg ", f"<svg {label}{look} ", 1).rstrip()
+
+
+def inline(
+    app: Sphinx,
+    pagename: str,
+    templatename: str,
+    context: dict[str, Any],
+    doctree: nodes.document | None,
+) -> None:
+    """Replace the images of a page that are drawings of ours."""
+    folder = Path(app.srcdir) / "book" / "_static"
+
+    def replace(match: re.Match[str]) -> str:
+        path = folder / f"{match['name']}.svg"
+        if not path.exists() or "currentColor" not in path.read_text(encoding="utf-8"):
+            return match[0]
+        alt = ALT.search(match[0])
+        return drawing(path, html.unescape(alt["text"]) if alt else "")
+
+    if "body" in context:
+        context["body"] = IMAGE.sub(replace, context["body"])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the extension."""
+    app.connect("html-page-context", inline)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
