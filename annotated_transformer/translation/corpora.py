@@ -1,0 +1,1853 @@
+"""Parallel text, from a grammar of our own, from files, and from Multi30k.
+
+Defined in the chapter *Corpora* (book/translation/corpora.md).
+"""
+
+# Written from book/translation/corpora.md: edit the chapter instead.
+
+import codecs
+import contextlib
+import gzip
+import hashlib
+import http.client
+import itertools
+import os
+import random
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+
+class CorpusError(ValueError):
+    """A corpus that cannot be had; the message names the file, the line and the remedy.
+
+    Defined in: book/translation/corpora.md
+    """
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Sentences and their translations, with what a record needs to name them.
+
+    Attributes:
+        name: The corpus: ``grammar``, ``multi30k`` or ``files``.
+        split: The part of it: ``train``, ``val``, ``test`` ...
+        languages: Source and target language.
+        source: The sentences, untokenised.
+        target: Their translations, in the same order.
+        origin: Where the text came from, in a line.
+        checksums: File names with the SHA-256 of their bytes.
+        blank: The numbers, from 1, of the lines left out because a side was blank.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    name: str
+    split: str
+    languages: tuple[str, str]
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    origin: str
+    checksums: tuple[tuple[str, str], ...]
+    blank: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Go through the pairs."""
+        return iter(zip(self.source, self.target, strict=True))
+
+    def head(self, size: int) -> "ParallelText":
+        """Return the first pairs."""
+        return replace(self, source=self.source[:size], target=self.target[:size])
+
+    def report(self) -> str:
+        """Say how many lines were left out and the first of them, if any were."""
+        if not self.blank:
+            return ""
+        dropped, total = len(self.blank), len(self) + len(self.blank)
+        first = ", ".join(map(str, self.blank[:5])) + (", ..." if dropped > 5 else "")
+        return f"{dropped} of {total} pairs dropped, a side is blank: lines {first}"
+
+
+def _rows(table: str) -> list[list[str]]:
+    return [line.split() for line in table.strip().splitlines()]
+
+
+NUMBER_WORDS = {
+    ("de", "units"): "- ein zwei drei vier fünf sechs sieben acht neun",
+    ("de", "teens"): "zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
+    "achtzehn neunzehn",
+    ("de", "tens"): "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig",
+    ("en", "units"): "- one two three four five six seven eight nine",
+    ("en", "teens"): "ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen",
+    ("en", "tens"): "- - twenty thirty forty fifty sixty seventy eighty ninety",
+}
+
+
+def _number_parts(language: str, number: int) -> tuple[str, str, str]:
+    """Return a word of its own for a number below twenty, or its tens and its unit.
+
+    Defined in: book/translation/corpora.md
+    """
+    if not 2 <= number <= 99:  # ein and eine would need a gender
+        raise ValueError(f"number words exist here for 2 to 99, not for {number}")
+    words = {kind: NUMBER_WORDS[language, kind].split() for kind in ("units", "teens", "tens")}
+    tens, unit = divmod(number, 10)
+    if tens < 2:
+        return words["teens" if tens else "units"][unit], "", ""
+    return "", words["tens"][tens], words["units"][unit] if unit else ""
+
+
+def german_number(number: int) -> str:
+    """Return the German word for a number from 2 to 99: the unit is said first.
+
+    Defined in: book/translation/corpora.md
+    """
+    word, tens, unit = _number_parts("de", number)
+    if word:
+        return word
+    return f"{unit}und{tens}" if unit else tens
+
+
+def english_number(number: int) -> str:
+    """Return the English word for a number from 2 to 99: the tens are said first.
+
+    Defined in: book/translation/corpora.md
+    """
+    word, tens, unit = _number_parts("en", number)
+    return word or (f"{tens}-{unit}" if unit else tens)
+
+
+Case = Literal["nominative", "accusative", "dative", "genitive"]
+CASES: tuple[Case, ...] = ("nominative", "accusative", "dative", "genitive")
+# One row a case, one column a gender: masculine, feminine, neuter, plural.
+DEFINITE = {
+    "nominative": "der die das die",
+    "accusative": "den die das die",
+    "dative": "dem der dem den",
+    "genitive": "des der des der",
+}
+# Endings of ein, kein, mein, unser; "-" stands for no ending.
+INDEFINITE = {
+    "nominative": "- e - e",
+    "accusative": "en e - e",
+    "dative": "em er em en",
+    "genitive": "es er es er",
+}
+
+
+def form(table: Mapping[str, str], case: Case, gender: str) -> str:
+    """Look up an ending or a word; ``gender`` is ``m``, ``f``, ``n`` or ``p``.
+
+    Defined in: book/translation/corpora.md
+    """
+    return table[case].split()["mfnp".index(gender)].replace("-", "")
+
+
+@dataclass(frozen=True)
+class Noun:
+    """A noun with its German gender and its forms; ``-`` where there is none.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    kind: str
+    gender: str
+    singular: str
+    plural: str
+    genitive: str
+    english: str
+    english_plural: str
+
+    def german(self, case: Case, number: str) -> str:
+        """Return the form for a case; ``number`` is ``singular`` or ``plural``."""
+        if number == "plural":
+            add_n = case == "dative" and self.plural[-1] not in "ns"
+            return self.plural + ("n" if add_n else "")
+        return self.genitive if case == "genitive" and self.gender != "f" else self.singular
+
+
+NOUNS = """
+person m Mann Männer Mannes man men
+person f Frau Frauen - woman women
+person n Kind Kinder Kindes child children
+person m Bruder Brüder Bruders brother brothers
+person f Schwester Schwestern - sister sisters
+person m Vater Väter Vaters father fathers
+person f Mutter Mütter - mother mothers
+person m Onkel Onkel Onkels uncle uncles
+person f Tante Tanten - aunt aunts
+person m König Könige Königs king kings
+person f Königin Königinnen - queen queens
+person m Lehrer Lehrer Lehrers teacher teachers
+person f Ärztin Ärztinnen - doctor doctors
+person m Bäcker Bäcker Bäckers baker bakers
+person f Malerin Malerinnen - painter painters
+person m Gärtner Gärtner Gärtners gardener gardeners
+person f Sängerin Sängerinnen - singer singers
+animal m Hund Hunde Hundes dog dogs
+animal m Vogel Vögel Vogels bird birds
+animal f Katze Katzen - cat cats
+animal f Kuh Kühe - cow cows
+animal n Pferd Pferde Pferdes horse horses
+animal n Schwein Schweine Schweines pig pigs
+standing m Tisch Tische Tisches table tables
+standing m Koffer Koffer Koffers suitcase suitcases
+standing f Lampe Lampen - lamp lamps
+standing f Flasche Flaschen - bottle bottles
+standing f Tasse Tassen - cup cups
+standing f Kiste Kisten - box boxes
+standing n Fahrrad Fahrräder Fahrrads bicycle bicycles
+standing n Glas Gläser Glases glass glasses
+standing n Bett Betten Bettes bed beds
+lying m Schlüssel Schlüssel Schlüssels key keys
+lying m Ball Bälle Balles ball balls
+lying m Hut Hüte Hutes hat hats
+lying m Brief Briefe Briefes letter letters
+lying m Löffel Löffel Löffels spoon spoons
+lying f Zeitung Zeitungen - newspaper newspapers
+lying f Gabel Gabeln - fork forks
+lying f Jacke Jacken - jacket jackets
+lying f Decke Decken - blanket blankets
+lying n Buch Bücher Buches book books
+lying n Messer Messer Messers knife knives
+lying n Bild Bilder Bildes picture pictures
+lying n Hemd Hemden Hemdes shirt shirts
+place m Garten Gärten Gartens garden gardens
+place m Park Parks Parks park parks
+place m Keller Keller Kellers cellar cellars
+place m Wald Wälder Waldes forest forests
+place f Küche Küchen - kitchen kitchens
+place f Schule Schulen - school schools
+place f Kirche Kirchen - church churches
+place n Haus Häuser Hauses house houses
+place n Zimmer Zimmer Zimmers room rooms
+place n Hotel Hotels Hotels hotel hotels
+drink m Kaffee - - coffee -
+drink m Tee - - tea -
+drink f Milch - - milk -
+drink n Wasser - - water -
+food f Suppe - - soup -
+food n Brot - - bread -
+food m Käse - - cheese -
+"""
+LEXICON = tuple(Noun(*row) for row in _rows(NOUNS))
+
+# Adjective endings after a definite article, after ein-words, and with no article.
+WEAK = {
+    "nominative": "e e e en",
+    "accusative": "en e e en",
+    "dative": "en en en en",
+    "genitive": "en en en en",
+}
+MIXED = {
+    "nominative": "er e es en",
+    "accusative": "en e es en",
+    "dative": "en en en en",
+    "genitive": "en en en en",
+}
+STRONG = {
+    "nominative": "er e es e",
+    "accusative": "en e es e",
+    "dative": "em er em en",
+    "genitive": "en er en er",
+}
+
+
+@dataclass(frozen=True)
+class Adjective:
+    """An adjective and the kinds of nouns that it describes.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    kinds: tuple[str, ...]
+    german: str
+    english: str
+
+    def inflected(self, table: Mapping[str, str], case: Case, gender: str) -> str:
+        """Return the German form with the ending that the table asks for."""
+        stem = {"teuer": "teur", "dunkel": "dunkl", "müde": "müd"}.get(self.german, self.german)
+        return stem + form(table, case, gender)
+
+
+ADJECTIVES = """
+person,animal jung young
+person,animal müde tired
+person,animal hungrig hungry
+person,animal krank sick
+person,animal klug clever
+person,animal stark strong
+person,animal faul lazy
+person,animal wütend angry
+person traurig sad
+person glücklich happy
+person mutig brave
+person höflich polite
+person reich rich
+person freundlich friendly
+person berühmt famous
+person geduldig patient
+thing,place neu new
+thing,place alt old
+thing,place groß big
+thing,place klein small
+thing,place schön beautiful
+thing,place sauber clean
+thing,place schmutzig dirty
+thing,place dunkel dark
+thing teuer expensive
+thing billig cheap
+thing schwer heavy
+thing leicht light
+thing rot red
+thing blau blue
+thing grün green
+thing gelb yellow
+thing schwarz black
+thing weiß white
+thing kaputt broken
+thing nass wet
+thing seltsam strange
+mass kalt cold
+mass warm warm
+mass heiß hot
+mass frisch fresh
+mass gut good
+"""
+QUALITIES = tuple(Adjective(tuple(row[0].split(",")), *row[1:]) for row in _rows(ADJECTIVES))
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb in both languages; ``prefix`` is the part that a separable verb sheds.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    kind: str
+    prefix: str
+    stem: str
+    third: str
+    participle: str
+    auxiliary: str
+    english: str
+    english_third: str
+    english_past: str
+
+    @classmethod
+    def parse(cls, row: str) -> "Verb":
+        """Read a row of the table."""
+        kind, infinitive, third, participle, _, *english = row.split()
+        prefix, _, stem = infinitive.rpartition("-")
+        auxiliary, _, participle = participle.rpartition("+")
+        return cls(kind, prefix, stem, third, participle, auxiliary or "hat", *english)
+
+    @property
+    def infinitive(self) -> str:
+        """Return the dictionary form: *anrufen*."""
+        return self.prefix + self.stem
+
+    def finite(self, person: str) -> str:
+        """Return the present, prefix apart; ``person`` is ``ich``, ``3`` or ``p``."""
+        return {"ich": self.stem[:-1], "3": self.third, "p": self.stem}[person]
+
+
+VERBS = """
+thing kaufen kauft gekauft | buy buys bought
+thing verkaufen verkauft verkauft | sell sells sold
+thing finden findet gefunden | find finds found
+thing nehmen nimmt genommen | take takes took
+thing tragen trägt getragen | carry carries carried
+thing brauchen braucht gebraucht | need needs needed
+thing reparieren repariert repariert | repair repairs repaired
+thing malen malt gemalt | paint paints painted
+thing waschen wäscht gewaschen | wash washes washed
+thing verlieren verliert verloren | lose loses lost
+thing vergessen vergisst vergessen | forget forgets forgot
+thing zählen zählt gezählt | count counts counted
+thing verstecken versteckt versteckt | hide hides hid
+thing mit-bringen bringt mitgebracht | bring brings brought
+thing ein-packen packt eingepackt | pack packs packed
+thing aus-leihen leiht ausgeliehen | borrow borrows borrowed
+thing weg-werfen wirft weggeworfen | throw_away throws_away threw_away
+thing auf-heben hebt aufgehoben | pick_up picks_up picked_up
+person sehen sieht gesehen | see sees saw
+person besuchen besucht besucht | visit visits visited
+person fragen fragt gefragt | ask asks asked
+person lieben liebt geliebt | love loves loved
+person hören hört gehört | hear hears heard
+person an-rufen ruft angerufen | call calls called
+person ein-laden lädt eingeladen | invite invites invited
+dative helfen hilft geholfen | help helps helped
+dative danken dankt gedankt | thank thanks thanked
+dative antworten antwortet geantwortet | answer answers answered
+dative folgen folgt ist+gefolgt | follow follows followed
+both geben gibt gegeben | give gives gave
+both zeigen zeigt gezeigt | show shows showed
+both schicken schickt geschickt | send sends sent
+none schlafen schläft geschlafen | sleep sleeps slept
+none arbeiten arbeitet gearbeitet | work works worked
+none lachen lacht gelacht | laugh laughs laughed
+none singen singt gesungen | sing sings sang
+none tanzen tanzt getanzt | dance dances danced
+none warten wartet gewartet | wait waits waited
+none weinen weint geweint | cry cries cried
+none schwimmen schwimmt ist+geschwommen | swim swims swam
+none an-kommen kommt ist+angekommen | arrive arrives arrived
+none auf-stehen steht ist+aufgestanden | get_up gets_up got_up
+none auf-wachen wacht ist+aufgewacht | wake_up wakes_up woke_up
+motion gehen geht ist+gegangen | go goes went
+motion laufen läuft ist+gelaufen | run runs ran
+standing stehen steht gestanden | stand stands stood
+lying liegen liegt gelegen | lie lies lay
+drink trinken trinkt getrunken | drink drinks drank
+food essen isst gegessen | eat eats ate
+saying sagen sagt gesagt | say says said
+saying glauben glaubt geglaubt | believe believes believed
+saying hoffen hofft gehofft | hope hopes hoped
+"""
+ACTIONS = tuple(Verb.parse(line) for line in VERBS.strip().splitlines())
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word being written: words of both languages that share a link are aligned.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    text: str
+    links: frozenset[int] = frozenset()
+    antecedent: int | None = None  # the link of the noun that a pronoun stands for
+
+
+Words = tuple[Word, ...]
+
+
+class Writer:
+    """What a sentence is written with: random choices, and numbers that link words.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        """Start with no word written."""
+        self.rng = rng
+        self.links = itertools.count()
+
+    def chance(self, probability: float) -> bool:
+        """Return True with a probability."""
+        return self.rng.random() < probability
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A noun phrase in every case it may take.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    english: Mapping[Case, Words]
+    german: Mapping[Case, Words]
+    person: str  # "ich", "3" or "p": chooses the verb's form
+    gender: str  # "m", "f", "n" or "p"
+    kind: str
+    head: int
+    pronoun: bool = False
+
+
+def _english_phrase(
+    noun: Noun,
+    determiner: str,
+    number: int,
+    quality: Adjective | None,
+    plural: bool,
+    links: Sequence[int],
+) -> Words:
+    """Write the English side of a noun phrase; its form is the same in every case.
+
+    Defined in: book/translation/corpora.md
+    """
+    words = [(quality.english, links[1])] if quality else []
+    words.append((noun.english_plural if plural else noun.english, links[2]))
+    article = "an" if words[0][0][0] in "aeiou" else "a"
+    if plural and determiner in ("ein", "kein"):
+        article = ""
+    first = {
+        "def": "the",
+        "mein": "my",
+        "unser": "our",
+        "number": english_number(number) if number else "",
+        "none": "",
+    }.get(determiner, article)
+    if first:
+        words.insert(0, (first, links[0]))
+    return tuple(Word(text, frozenset({link})) for text, link in words)
+
+
+def _german_phrase(
+    noun: Noun,
+    determiner: str,
+    number: int,
+    quality: Adjective | None,
+    inflection: tuple[Case, str],
+    links: Sequence[int | None],
+) -> Words:
+    """Write the German side: all words agree in case, gender and number.
+
+    Defined in: book/translation/corpora.md
+    """
+    case, gender = inflection
+    known = [frozenset({link} if link is not None else ()) for link in links]
+    words: list[Word] = []
+    table = STRONG
+    if determiner == "def":
+        words.append(Word(form(DEFINITE, case, gender), known[0]))
+        table = WEAK
+    elif determiner == "number":
+        words.append(Word(german_number(number), known[0]))
+    elif determiner != "none" and not (determiner == "ein" and gender == "p"):
+        ending = form(INDEFINITE, case, gender)
+        words.append(Word(determiner + ending, known[0] | known[3]))
+        table = MIXED
+    if quality:
+        words.append(Word(quality.inflected(table, case, gender), known[1]))
+    noun_form = noun.german(case, "plural" if gender == "p" else "singular")
+    return (*words, Word(noun_form, known[2]))
+
+
+GENERAL_KIND = {"standing": "thing", "lying": "thing", "drink": "mass", "food": "mass"}
+
+
+def choose_noun(writer: Writer, *kinds: str) -> Noun:
+    """Choose a noun of one of the kinds.
+
+    Defined in: book/translation/corpora.md
+    """
+    return writer.rng.choice([noun for noun in LEXICON if noun.kind in kinds])
+
+
+def choose_verb(writer: Writer, *kinds: str) -> Verb:
+    """Choose a verb of one of the kinds.
+
+    Defined in: book/translation/corpora.md
+    """
+    return writer.rng.choice([verb for verb in ACTIONS if verb.kind in kinds])
+
+
+def choose_quality(writer: Writer, noun_kind: str) -> Adjective:
+    """Choose an adjective that fits a kind of noun.
+
+    Defined in: book/translation/corpora.md
+    """
+    kind = GENERAL_KIND.get(noun_kind, noun_kind)
+    return writer.rng.choice([quality for quality in QUALITIES if kind in quality.kinds])
+
+
+def noun_phrase(
+    writer: Writer,
+    *kinds: str,
+    determiners: str = "def def ein mein unser",
+    plain: bool = False,
+    without: int | None = None,
+) -> Phrase:
+    """Write a noun phrase.
+
+    Args:
+        writer: What chooses, and numbers the words.
+        kinds: The kinds of nouns to choose from.
+        determiners: What may come first: ``def``, ``ein``, ``kein``, ``mein``,
+            ``unser``, ``number``; a plural after ``ein`` has no article.
+        plain: Leave out adjectives and the plural.
+        without: The link of the negation that *kein* stands for.
+
+    Defined in: book/translation/corpora.md
+    """
+    noun = choose_noun(writer, *kinds)
+    determiner = writer.rng.choice(determiners.split())
+    plural = determiner == "number" or (not plain and writer.chance(0.3))
+    quality = None if plain or writer.chance(0.5) else choose_quality(writer, noun.kind)
+    if noun.kind in ("drink", "food"):
+        plural, determiner = False, writer.rng.choice(["def", "none", "none"])
+    links = [next(writer.links) for _ in range(3)]
+    number = writer.rng.randint(2, 99) if determiner == "number" else 0
+    gender = "p" if plural else noun.gender
+    english = _english_phrase(noun, determiner, number, quality, plural, links)
+    german = {
+        case: _german_phrase(noun, determiner, number, quality, (case, gender), [*links, without])
+        for case in CASES
+    }
+    person = "p" if plural else "3"
+    return Phrase(dict.fromkeys(CASES, english), german, person, gender, noun.kind, links[2])
+
+
+PRONOUNS = {  # masculine, feminine, neuter, plural, ich, wir
+    "nominative": "er sie es sie ich wir",
+    "accusative": "ihn sie es sie mich uns",
+    "dative": "ihm ihr ihm ihnen mir uns",
+}
+
+
+def write_pronoun(writer: Writer, of: Phrase | None = None, which: str = "") -> Phrase:
+    """Write a personal pronoun: for an antecedent, or as ``which`` says.
+
+    Defined in: book/translation/corpora.md
+    """
+    link = next(writer.links)
+    if of is not None:
+        which = _english_pronoun(of)
+    column, person, gender, objective = {
+        "he": (0, "3", "m", "him"),
+        "she": (1, "3", "f", "her"),
+        "it": ("mfn".find(of.gender) if of else 2, "3", "n", "it"),
+        "they": (3, "p", "p", "them"),
+        "I": (4, "ich", "m", "me"),
+        "we": (5, "p", "p", "us"),
+    }[which]
+    antecedent = of.head if of else None
+    links = frozenset({link})
+    german: dict[Case, Words] = {}
+    english: dict[Case, Words] = {}
+    for case in CASES[:3]:
+        german[case] = (Word(PRONOUNS[case].split()[column], links, antecedent),)
+        shown = which if case == "nominative" else objective
+        english[case] = (Word(shown, links, antecedent),)
+    return Phrase(english, german, person, gender, of.kind if of else "person", link, True)
+
+
+def _english_pronoun(phrase: Phrase) -> str:
+    if phrase.gender == "p":
+        return "they"
+    if phrase.kind != "person":
+        return "it"
+    return "he" if phrase.gender == "m" else "she"
+
+
+def write_person(writer: Writer) -> Phrase:
+    """Write a subject: a person, or a pronoun that needs no antecedent.
+
+    Defined in: book/translation/corpora.md
+    """
+    if writer.chance(0.35):
+        return write_pronoun(writer, which=writer.rng.choice(["I", "we", "he", "she", "they"]))
+    return noun_phrase(writer, "person")
+
+
+def write_thing(writer: Writer, **options: Any) -> Phrase:
+    """Write a noun phrase for a thing.
+
+    Defined in: book/translation/corpora.md
+    """
+    return noun_phrase(writer, "standing", "lying", **options)
+
+
+@dataclass(frozen=True)
+class Adverb:
+    """An adverb; ``early`` ones stand before the English verb: *often*.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    english: str
+    german: str
+    tenses: str
+    early: bool = False
+
+
+ADVERBS = (
+    Adverb("today", "heute", "present"),
+    Adverb("now", "jetzt", "present"),
+    Adverb("yesterday", "gestern", "past"),
+    Adverb("tomorrow", "morgen", "future"),
+    Adverb("soon", "bald", "future"),
+    Adverb("often", "oft", "present past", early=True),
+    Adverb("always", "immer", "present", early=True),
+    Adverb("rarely", "selten", "present past", early=True),
+)
+MODALS = {  # English words; German forms for ich, er, wir
+    "can": ("can can can", "kann kann können"),
+    "must": ("must must must", "muss muss müssen"),
+    "want": ("want_to wants_to want_to", "will will wollen"),
+    "should": ("should should should", "soll soll sollen"),
+    "future": ("will will will", "werde wird werden"),
+}
+AUXILIARIES = {  # ich, er, wir
+    "hat": "habe hat haben",
+    "ist": "bin ist sind",
+    "war": "war war waren",
+    "am": "am is are",
+    "was": "was was were",
+    "do": "do does do",
+}
+
+
+def by_person(forms: str, person: str) -> str:
+    """Choose among three forms: ``ich``, ``3`` (he, she, it), ``p`` (we, they).
+
+    Defined in: book/translation/corpora.md
+    """
+    return forms.split()[("ich", "3", "p").index(person)]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What a clause says, before either language has put it in order.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    subject: Phrase
+    verb: Verb | None  # None: the copula, with an adjective
+    tense: str  # "present", "past", "future" or a modal verb
+    links: tuple[int, int, int, int]  # verb, auxiliary, adverb, negation
+    objects: tuple[tuple[Phrase, Case], ...] = ()
+    adverb: Adverb | None = None
+    fronted: bool = False
+    negated: str = ""  # how German negates: "nicht", or "kein" in an object
+    quality: tuple[Adjective, int] | None = None
+    place: tuple[Words, Words] | None = None  # English, German
+
+
+def german_verb(clause: Clause) -> tuple[Word, Words]:
+    """Return the finite verb and the words that wait at the end of the clause.
+
+    Defined in: book/translation/corpora.md
+    """
+    verb, person = clause.verb, clause.subject.person
+    link, auxiliary = frozenset({clause.links[0]}), frozenset({clause.links[1]})
+    if clause.tense in MODALS:
+        infinitive = verb.infinitive if verb else "sein"
+        finite = by_person(MODALS[clause.tense][1], person)
+        return Word(finite, auxiliary), (Word(infinitive, link),)
+    if verb is None:
+        forms = AUXILIARIES["war" if clause.tense == "past" else "ist"]
+        return Word(by_person(forms, person), link), ()
+    if clause.tense == "past":  # spoken German: hat gekauft
+        finite = by_person(AUXILIARIES[verb.auxiliary], person)
+        return Word(finite, link), (Word(verb.participle, link),)
+    prefix = (Word(verb.prefix, link),) if verb.prefix else ()
+    return Word(verb.finite(person), link), prefix
+
+
+def german_order(clause: Clause, order: Literal["first", "second", "last"]) -> Words:
+    """Write a German clause with its finite verb first, second or last.
+
+    Defined in: book/translation/corpora.md
+    """
+    finite, end = german_verb(clause)
+    subject = clause.subject.german["nominative"]
+    adverb = (Word(clause.adverb.german, frozenset({clause.links[2]})),) if clause.adverb else ()
+    middle: Words = ()
+    for phrase, case in clause.objects:
+        if phrase.pronoun:  # short objects come before the adverb
+            middle += phrase.german[case]
+    middle += () if clause.fronted else adverb
+    for phrase, case in clause.objects:
+        if not phrase.pronoun:
+            middle += phrase.german[case]
+    if clause.negated == "nicht":
+        middle += (Word("nicht", frozenset({clause.links[3]})),)
+    middle += clause.place[1] if clause.place else ()
+    if clause.quality:
+        middle += (Word(clause.quality[0].german, frozenset({clause.quality[1]})),)
+    if order == "last":
+        if clause.tense == "present" and end:  # the prefix is joined again: anruft
+            end = (Word(end[0].text + finite.text, finite.links),)
+        else:
+            end += (finite,)
+        return subject + middle + end
+    if order == "first":
+        return (finite, *subject, *middle, *end)
+    if clause.fronted:
+        return (*adverb, finite, *subject, *middle, *end)
+    return (*subject, finite, *middle, *end)
+
+
+def english_verb(clause: Clause, question: bool) -> tuple[Words, Words]:
+    """Return auxiliary words and main verb; *do* is added where it must be.
+
+    Defined in: book/translation/corpora.md
+    """
+    verb, person = clause.verb, clause.subject.person
+    link, auxiliary = frozenset({clause.links[0]}), frozenset({clause.links[1]})
+    negation = (Word("not", frozenset({clause.links[3]})),) if clause.negated else ()
+    if clause.tense in MODALS:
+        modal = by_person(MODALS[clause.tense][0], person).split("_")
+        base = verb.english if verb else "be"
+        helpers = tuple(Word(part, auxiliary) for part in modal)
+        return helpers + negation, _split(base, link)
+    past = clause.tense == "past"
+    if verb is None:
+        form_of_be = Word(by_person(AUXILIARIES["was" if past else "am"], person), link)
+        return ((form_of_be, *negation), ()) if question or negation else ((), (form_of_be,))
+    if question or negation:
+        helper = "did" if past else by_person(AUXILIARIES["do"], person)
+        return (Word(helper, link), *negation), _split(verb.english, link)
+    if past:
+        return (), _split(verb.english_past, link)
+    return (), _split(verb.english_third if person == "3" else verb.english, link)
+
+
+def _split(words: str, links: frozenset[int]) -> Words:
+    return tuple(Word(word, links) for word in words.split("_"))
+
+
+def english_order(clause: Clause, question: bool = False) -> Words:
+    """Write an English clause as a statement or as a yes-no question.
+
+    Defined in: book/translation/corpora.md
+    """
+    helpers, main = english_verb(clause, question)
+    adverb: Words = ()
+    if clause.adverb:
+        adverb = (Word(clause.adverb.english, frozenset({clause.links[2]})),)
+    early = clause.adverb is not None and clause.adverb.early
+    subject = clause.subject.english["nominative"]
+    start = (*helpers[:1], *subject, *helpers[1:]) if question else (*subject, *helpers)
+    if clause.fronted:
+        start = adverb + start
+    copula = clause.verb is None and not helpers
+    if early and not copula:
+        start += adverb
+    rest = (*main[:1], *adverb) if early and copula else main[:1]
+    particle = main[1:]  # throws the lamp away, but: throws away the lamp
+    for phrase, case in clause.objects:
+        words = phrase.english[case]
+        rest += words + particle if phrase.pronoun else particle + words
+        particle = ()
+    rest += particle
+    if clause.quality:
+        rest += (Word(clause.quality[0].english, frozenset({clause.quality[1]})),)
+    rest += clause.place[0] if clause.place else ()
+    late = clause.adverb is not None and not early and not clause.fronted
+    return start + rest + (adverb if late else ())
+
+
+TENSES = ("present", "present", "past", "past", "future", "can", "must", "want", "should")
+
+
+def write_clause(
+    writer: Writer,
+    subject: Phrase,
+    verb: Verb | None,
+    *objects: tuple[Phrase, Case],
+    tense: str = "",
+    adverb: bool = False,
+    negated: str = "",
+    negation: int | None = None,
+    **options: Any,
+) -> Clause:
+    """Put a clause together, with a tense and perhaps an adverb chosen at random.
+
+    Defined in: book/translation/corpora.md
+    """
+    tense = tense or writer.rng.choice(TENSES)
+    chosen = None
+    fitting = [item for item in ADVERBS if tense in item.tenses.split()]
+    if adverb and fitting and not negated and writer.chance(0.4):
+        chosen = writer.rng.choice(fitting)
+    fronted = chosen is not None and not chosen.early and writer.chance(0.5)
+    numbers = (next(writer.links), next(writer.links), next(writer.links), next(writer.links))
+    links = (*numbers[:3], numbers[3] if negation is None else negation)
+    return Clause(subject, verb, tense, links, objects, chosen, fronted, negated, **options)
+
+
+def described(writer: Writer, subject: Phrase, tense: str = "present", **options: Any) -> Clause:
+    """Say that the subject has a quality: *is old*.
+
+    Defined in: book/translation/corpora.md
+    """
+    quality = (choose_quality(writer, subject.kind), next(writer.links))
+    return write_clause(writer, subject, None, tense=tense, quality=quality, **options)
+
+
+CONTRACTIONS = {("in", "dem"): "im", ("in", "das"): "ins"}
+PLACES_AT_THINGS = (("on", "auf"), ("under", "unter"), ("beside", "neben"), ("behind", "hinter"))
+
+
+def write_place(writer: Writer, motion: bool = False, on: bool = False) -> tuple[Words, Words]:
+    """Write a place; after *in* the case tells where something is from where it goes.
+
+    Defined in: book/translation/corpora.md
+    """
+    links = [next(writer.links)]
+    if on:
+        english, german = writer.rng.choice(PLACES_AT_THINGS)
+        phrase = noun_phrase(writer, "standing", determiners="def def ein mein", plain=True)
+    else:
+        english, german = ("into", "in") if motion else ("in", "in")
+        phrase = noun_phrase(writer, "place", determiners="def def ein unser")
+    case: Case = "accusative" if motion else "dative"
+    words = phrase.german[case]
+    first = Word(german, frozenset(links))
+    if joined := CONTRACTIONS.get((german, words[0].text)):
+        first = Word(joined, first.links | words[0].links)
+        words = words[1:]
+    return (Word(english, frozenset(links)), *phrase.english[case]), (first, *words)
+
+
+Sentence = tuple[Words, Words, str]  # English, German, final mark
+
+
+def comma(*links: int) -> Word:
+    """Return a comma.
+
+    Defined in: book/translation/corpora.md
+    """
+    return Word(",", frozenset(links))
+
+
+def conjunction(writer: Writer, english: str, german: str) -> tuple[Word, Word]:
+    """Return an aligned pair of words.
+
+    Defined in: book/translation/corpora.md
+    """
+    links = frozenset({next(writer.links)})
+    return Word(english, links), Word(german, links)
+
+
+def with_suffix(phrase: Phrase, english: Words, german: Words) -> Phrase:
+    """Return the phrase with words after its noun, the same in every case.
+
+    Defined in: book/translation/corpora.md
+    """
+    return replace(
+        phrase,
+        english={case: words + english for case, words in phrase.english.items()},
+        german={case: words + german for case, words in phrase.german.items()},
+    )
+
+
+def owned(writer: Writer, phrase: Phrase) -> Phrase:
+    """Add an owner in the genitive: *the house of the king*.
+
+    Defined in: book/translation/corpora.md
+    """
+    owner = noun_phrase(writer, "person", determiners="def mein unser", plain=True)
+    words = owner.english["nominative"]
+    of = Word("of", words[0].links)
+    return with_suffix(phrase, (of, *words), owner.german["genitive"])
+
+
+SHAPES = ("thing", "thing", "thing", "person", "dative", "both", "none", "motion", "drink", "food")
+
+
+def somebody(writer: Writer, subject: Phrase) -> Phrase:
+    """Write the person that something is done to: sometimes *me* or *us*.
+
+    Defined in: book/translation/corpora.md
+    """
+    if subject.person == "3" and writer.chance(0.25):
+        return write_pronoun(writer, which=writer.rng.choice(["I", "we"]))
+    return noun_phrase(writer, "person")
+
+
+def direct_object(writer: Writer, negated: str, negation: int | None, owner: bool) -> Phrase:
+    """Write the thing that something is done to; an indefinite one is negated by *kein*.
+
+    Defined in: book/translation/corpora.md
+    """
+    if negated == "kein":
+        return write_thing(writer, determiners="kein", without=negation)
+    if owner and writer.chance(0.15):
+        return owned(writer, write_thing(writer, determiners="def"))
+    if negated:
+        return write_thing(writer, determiners="def mein")
+    return write_thing(writer, determiners="def def ein ein mein number")
+
+
+def action_clause(writer: Writer, subject: Phrase, adverb: bool = True, tense: str = "") -> Clause:
+    """Let a person do something.
+
+    Defined in: book/translation/corpora.md
+    """
+    tense = tense or writer.rng.choice(TENSES)
+    shape = writer.rng.choice(SHAPES)
+    negation, negated = None, ""
+    deniable = tense in ("present", "past", "future") and shape not in ("drink", "food")
+    if deniable and writer.chance(0.15):
+        negation, negated = next(writer.links), "nicht"
+    objects: list[tuple[Phrase, Case]] = []
+    if shape in ("person", "dative", "both"):
+        case: Case = "accusative" if shape == "person" else "dative"
+        objects.append((somebody(writer, subject), case))
+    if shape in ("thing", "both"):
+        negated = "kein" if negation is not None and writer.chance(0.6) else negated
+        thing = direct_object(writer, negated, negation, owner=shape == "thing")
+        objects.append((thing, "accusative"))
+    if shape in ("drink", "food"):
+        objects.append((noun_phrase(writer, shape), "accusative"))
+    place = None
+    if shape == "motion" or (shape == "none" and writer.chance(0.5)):
+        place = write_place(writer, motion=shape == "motion")
+    return write_clause(
+        writer,
+        subject,
+        choose_verb(writer, shape),
+        *objects,
+        tense=tense,
+        adverb=adverb,
+        negated=negated,
+        negation=negation,
+        place=place,
+    )
+
+
+def statement(writer: Writer) -> Sentence:
+    """Say who does what.
+
+    Defined in: book/translation/corpora.md
+    """
+    clause = action_clause(writer, write_person(writer))
+    return english_order(clause), german_order(clause, "second"), "."
+
+
+RELATIVES = {**DEFINITE, "dative": "dem der dem denen"}
+
+
+def related(writer: Writer, phrase: Phrase) -> Phrase:
+    """Add a relative clause, in which German sends the verb to the end.
+
+    Defined in: book/translation/corpora.md
+    """
+    tense = writer.rng.choice(["present", "past"])
+    pronoun = frozenset({next(writer.links)})
+    if phrase.kind in ("standing", "lying"):
+        case: Case = "accusative"
+        clause = write_clause(
+            writer, write_person(writer), choose_verb(writer, "thing"), tense=tense
+        )
+        word = Word("that", pronoun)
+    elif phrase.kind == "person" and writer.chance(0.4):
+        case = "dative"
+        clause = write_clause(
+            writer, write_person(writer), choose_verb(writer, "dative"), tense=tense
+        )
+        word = Word("whom", pronoun)
+    else:
+        return _related_subject(writer, phrase, tense, pronoun)
+    german = (Word(form(RELATIVES, case, phrase.gender), pronoun),)
+    return with_suffix(
+        phrase,
+        (word, *english_order(clause)),
+        (comma(), *german, *german_order(clause, "last"), comma()),
+    )
+
+
+def _related_subject(writer: Writer, phrase: Phrase, tense: str, pronoun: frozenset[int]) -> Phrase:
+    word = Word("who" if phrase.kind == "person" else "that", pronoun)
+    relative = Word(form(RELATIVES, "nominative", phrase.gender), pronoun)
+    subject = replace(phrase, english={"nominative": (word,)}, german={"nominative": (relative,)})
+    if phrase.kind == "person" and writer.chance(0.5):
+        thing: tuple[Phrase, Case] = (write_thing(writer, determiners="def ein mein"), "accusative")
+        clause = write_clause(writer, subject, choose_verb(writer, "thing"), thing, tense=tense)
+    else:
+        place = write_place(writer) if writer.chance(0.5) else None
+        clause = write_clause(
+            writer, subject, choose_verb(writer, "none"), tense=tense, place=place
+        )
+    return with_suffix(
+        phrase,
+        english_order(clause),
+        (comma(), *german_order(clause, "last"), comma()),
+    )
+
+
+def description(writer: Writer) -> Sentence:
+    """Say what somebody or something is like, or where it is.
+
+    Defined in: book/translation/corpora.md
+    """
+    extra = writer.rng.random()
+    if extra < 0.15:
+        subject = owned(writer, noun_phrase(writer, "person", "lying", determiners="def"))
+    else:
+        subject = noun_phrase(writer, "person", "animal", "standing", "lying")
+    if extra > 0.65:
+        subject = related(writer, subject)
+    tense = writer.rng.choice(["present", "past"])
+    if subject.kind in ("standing", "lying") and writer.chance(0.5):
+        place = write_place(writer, on=writer.chance(0.6))
+        clause = write_clause(
+            writer, subject, choose_verb(writer, subject.kind), tense=tense, place=place
+        )
+    else:
+        negated = "nicht" if writer.chance(0.2) else ""
+        clause = described(writer, subject, tense, adverb=extra <= 0.65, negated=negated)
+    return english_order(clause), german_order(clause, "second"), "."
+
+
+def question(writer: Writer) -> Sentence:
+    """Ask whether, why, when, who or what.
+
+    Defined in: book/translation/corpora.md
+    """
+    which = writer.rng.choice(["whether", "why", "when", "who", "what"])
+    tense = writer.rng.choice(["present", "past", "future", "can", "must"])
+    link = frozenset({next(writer.links)})
+    if which == "who":
+        unknown = Phrase(
+            {"nominative": (Word("who", link),)},
+            {"nominative": (Word("wer", link),)}, "3", "m", "person", -1,
+        )  # fmt: skip
+        clause = action_clause(writer, unknown, adverb=False, tense=tense)
+        return english_order(clause), german_order(clause, "second"), "?"
+    if which == "what":
+        clause = write_clause(
+            writer, write_person(writer), choose_verb(writer, "thing"), tense=tense
+        )
+    else:
+        clause = action_clause(writer, write_person(writer), adverb=False, tense=tense)
+        clause = replace(clause, negated="") if clause.negated == "nicht" else clause
+    english = english_order(clause, question=True)
+    german = german_order(clause, "first")
+    if which == "whether":
+        return english, german, "?"
+    word = {"why": "warum", "when": "wann", "what": "was"}[which]
+    return (Word(which, link), *english), (Word(word, link), *german), "?"
+
+
+def report(writer: Writer) -> Sentence:
+    """Say what somebody says or asks; *dass* and *ob* send the verb to the end.
+
+    Defined in: book/translation/corpora.md
+    """
+    speaker, tense = write_person(writer), writer.rng.choice(["present", "past"])
+    if writer.chance(0.3):
+        verb = next(verb for verb in ACTIONS if verb.stem == "fragen")
+        english, german = conjunction(writer, "whether", "ob")
+    else:
+        verb = choose_verb(writer, "saying")
+        english, german = conjunction(writer, "that", "dass")
+    main = write_clause(writer, speaker, verb, tense=tense)
+    said = action_clause(writer, write_person(writer))
+    said = replace(said, fronted=False)
+    return (
+        (*english_order(main), english, *english_order(said)),
+        (*german_order(main, "second"), comma(), german, *german_order(said, "last")),
+        ".",
+    )
+
+
+def mention_again(writer: Writer, phrase: Phrase) -> Phrase:
+    """Mention a phrase again, by its pronoun.
+
+    Defined in: book/translation/corpora.md
+    """
+    if not phrase.pronoun:
+        return write_pronoun(writer, of=phrase)
+    word = phrase.english["nominative"][0].text
+    return write_pronoun(writer, which=word)
+
+
+REASONS = (("because", "weil"), ("although", "obwohl"))
+
+
+def reason(writer: Writer) -> Sentence:
+    """Give a reason; the adjective tells whether the pronoun means person or thing.
+
+    Defined in: book/translation/corpora.md
+    """
+    person = write_person(writer)
+    while person.gender == "n" and not person.pronoun:
+        person = write_person(writer)
+    thing = write_thing(writer, determiners="def ein mein")
+    tense = writer.rng.choice(["present", "past"])
+    verb = choose_verb(writer, "thing")
+    place = write_place(writer) if writer.chance(0.2) else None
+    main = write_clause(writer, person, verb, (thing, "accusative"), tense=tense, place=place)
+    about = person if writer.chance(0.35) else thing
+    if writer.chance(0.25):  # an animal, alone in its sentence
+        about = noun_phrase(writer, "animal")
+        main = write_clause(writer, about, choose_verb(writer, "none"), tense=tense)
+    english, german = conjunction(writer, *writer.rng.choice(REASONS))
+    negated = "nicht" if writer.chance(0.15) else ""
+    why = described(writer, mention_again(writer, about), tense, negated=negated)
+    return (
+        (*english_order(main), english, *english_order(why)),
+        (*german_order(main, "second"), comma(), german, *german_order(why, "last")),
+        ".",
+    )
+
+
+CONDITIONS = (("when", "wenn"), ("if", "falls"))
+
+
+def condition(writer: Writer) -> Sentence:
+    """Start with a subordinate clause: the main clause then starts with its verb.
+
+    Defined in: book/translation/corpora.md
+    """
+    subject, thing = noun_phrase(writer, "person"), write_thing(writer, determiners="def mein ein")
+    while subject.gender == "n":
+        subject = noun_phrase(writer, "person")
+    english, german = conjunction(writer, *writer.rng.choice(CONDITIONS))
+    seen = writer.rng.choice(["sehen", "finden", "verlieren", "brauchen"])
+    verb = next(verb for verb in ACTIONS if verb.stem == seen)
+    first = write_clause(writer, subject, verb, (thing, "accusative"), tense="present")
+    doing: tuple[Phrase, Case] = (write_pronoun(writer, of=thing), "accusative")
+    tense = writer.rng.choice(["present", "future", "can", "must"])
+    then = write_clause(
+        writer, write_pronoun(writer, of=subject), choose_verb(writer, "thing"), doing, tense=tense
+    )
+    if writer.chance(0.4):
+        first = write_clause(writer, subject, choose_verb(writer, "none"), tense="present")
+        then = action_clause(writer, write_person(writer), adverb=False, tense=tense)
+    pause = comma(next(writer.links))
+    return (
+        (english, *english_order(first), pause, *english_order(then)),
+        (german, *german_order(first, "last"), pause, *german_order(then, "first")),
+        ".",
+    )
+
+
+def contrast(writer: Writer) -> Sentence:
+    """Say two things about one subject, or do two things to one object.
+
+    Defined in: book/translation/corpora.md
+    """
+    if writer.chance(0.5):
+        about = noun_phrase(writer, "standing", "lying", "animal")
+        first, second = described(writer, about), described(writer, write_pronoun(writer, of=about))
+        pause = comma(next(writer.links))
+        english, german = conjunction(writer, "but", "aber")
+        return (
+            (*english_order(first), pause, english, *english_order(second)),
+            (*german_order(first, "second"), pause, german, *german_order(second, "second")),
+            ".",
+        )
+    person, thing = write_person(writer), write_thing(writer, determiners="def ein mein")
+    tense = writer.rng.choice(["present", "past"])
+    first = write_clause(
+        writer, person, choose_verb(writer, "thing"), (thing, "accusative"), tense=tense
+    )
+    again: tuple[Phrase, Case] = (write_pronoun(writer, of=thing), "accusative")
+    silent = replace(person, english={"nominative": ()}, german={"nominative": ()})
+    second = write_clause(writer, silent, choose_verb(writer, "thing"), again, tense=tense)
+    english, german = conjunction(writer, "and", "und")
+    return (
+        (*english_order(first), english, *english_order(second)),
+        (*german_order(first, "second"), german, *german_order(second, "second")),
+        ".",
+    )
+
+
+KINDS: tuple[Callable[[Writer], Sentence], ...] = (
+    statement,
+    statement,
+    description,
+    question,
+    report,
+    condition,
+    reason,
+    reason,
+    contrast,
+)
+
+
+def write_sentence(writer: Writer) -> Sentence:
+    """Write a sentence of a kind chosen at random.
+
+    Defined in: book/translation/corpora.md
+    """
+    return writer.rng.choice(KINDS)(writer)
+
+
+@dataclass(frozen=True)
+class Coreference:
+    """Where a pronoun and its antecedent stand, in both sentences: (pronoun, noun).
+
+    Defined in: book/translation/corpora.md
+    """
+
+    english: tuple[int, int]
+    german: tuple[int, int]
+
+
+MARKS = frozenset(".,?!:;")
+
+
+def detokenise(words: Iterable[str]) -> str:
+    """Join words by blanks; a punctuation mark is set against the word before it.
+
+    Defined in: book/translation/corpora.md
+    """
+    return "".join(word if word in MARKS else f" {word}" for word in words).lstrip(" ")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sentence in both languages, with what a corpus of real text leaves open.
+
+    Attributes:
+        english: The words as they stand in the text, punctuation apart.
+        german: Likewise.
+        alignment: Pairs (English index, German index) of words that mean the same.
+        coreferences: The pronouns with an antecedent in the sentence.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    english: tuple[str, ...]
+    german: tuple[str, ...]
+    alignment: frozenset[tuple[int, int]]
+    coreferences: tuple[Coreference, ...] = ()
+
+    def words(self, language: str) -> tuple[str, ...]:
+        """Return the words in ``en`` or ``de``."""
+        return {"en": self.english, "de": self.german}[language]
+
+    def text(self, language: str) -> str:
+        """Return the sentence in ``en`` or ``de``, as one would write it."""
+        return detokenise(self.words(language))
+
+    def spans(self, language: str) -> tuple[tuple[int, int], ...]:
+        """Return where each word starts and ends in the text, in characters."""
+        spans, end = [], 0
+        for word in self.words(language):
+            start = end + (0 if end == 0 or word in MARKS else 1)
+            end = start + len(word)
+            spans.append((start, end))
+        return tuple(spans)
+
+
+def _finish(words: Words, mark: Word) -> Words:
+    """Add the final mark, drop commas that meet another mark, start with a capital.
+
+    Defined in: book/translation/corpora.md
+    """
+    kept: list[Word] = []
+    for word in (*words, mark):
+        if kept and kept[-1].text == "," and word.text in MARKS:
+            word = Word(word.text, word.links | kept.pop().links)
+        kept.append(word)
+    first = kept[0].text
+    return (replace(kept[0], text=first[0].upper() + first[1:]), *kept[1:])
+
+
+def _positions(words: Words) -> dict[int, int]:
+    return {link: index for index, word in enumerate(words) for link in word.links}
+
+
+def make_pair(sentence: Sentence, mark_link: int) -> Pair:
+    """Turn linked words into a pair: equal links become the alignment.
+
+    Defined in: book/translation/corpora.md
+    """
+    mark = Word(sentence[2], frozenset({mark_link}))
+    english, german = _finish(sentence[0], mark), _finish(sentence[1], mark)
+    alignment = frozenset(
+        (i, j)
+        for i, word in enumerate(english)
+        for j, other in enumerate(german)
+        if word.links & other.links
+    )
+    nouns = [_positions(english), _positions(german)]
+    coreferences = []
+    for i, word in enumerate(english):
+        if word.antecedent is not None:
+            j = next(j for j, other in enumerate(german) if other.links == word.links)
+            antecedents = [found[word.antecedent] for found in nouns]
+            coreferences.append(Coreference((i, antecedents[0]), (j, antecedents[1])))
+    texts = [tuple(word.text for word in side) for side in (english, german)]
+    return Pair(texts[0], texts[1], alignment, tuple(coreferences))
+
+
+GRAMMAR_SIZES: Mapping[str, int] = {"train": 16_000, "val": 500, "test": 1_000}
+SHORTEST = 4  # words and marks of a sentence, on either side
+LONGEST = 20
+
+
+def split_of(pair: Pair) -> str:
+    """Return the split that a sentence belongs to, whatever the seed that wrote it.
+
+    Defined in: book/translation/corpora.md
+    """
+    digest = hashlib.sha256(" ".join(pair.english).encode()).digest()
+    return "test" if digest[0] < 26 else "val" if digest[0] < 52 else "train"
+
+
+def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) -> list[Pair]:
+    """Write sentence pairs of the grammar.
+
+    Args:
+        split: ``train``, ``val`` or ``test``. No sentence is in two of them, not even
+            for different seeds: a hash of the sentence chooses its split.
+        size: How many different pairs; the default is in ``GRAMMAR_SIZES``.
+        seed: The same seed writes the same pairs, and a longer list starts with them.
+
+    Raises:
+        CorpusError: If there is no such split, or the size is negative.
+
+    Defined in: book/translation/corpora.md
+    """
+    if split not in GRAMMAR_SIZES:
+        raise CorpusError(f"grammar: no split {split!r}; choose among {', '.join(GRAMMAR_SIZES)}")
+    wanted = GRAMMAR_SIZES[split] if size is None else size
+    if wanted < 0:
+        raise CorpusError(f"grammar: the size must not be negative, it is {wanted}")
+    writer = Writer(random.Random(f"{split} {seed}"))
+    pairs: dict[tuple[str, ...], Pair] = {}
+    while len(pairs) < wanted:
+        pair = make_pair(write_sentence(writer), next(writer.links))
+        fits = all(SHORTEST <= len(side) <= LONGEST for side in (pair.english, pair.german))
+        if fits and split_of(pair) == split:
+            pairs.setdefault(pair.english, pair)
+    return list(pairs.values())
+
+
+def read_lines(path: str | Path) -> list[str]:
+    r"""Read a text, plain or gzipped, as a list of lines.
+
+    Only ``\n`` and ``\r\n`` end a line. ``str.splitlines`` would also cut at U+2028,
+    U+0085 and a form feed, and one cut too many shifts every later pair.
+
+    Raises:
+        CorpusError: If the file cannot be read, is cut short, or is not UTF-8.
+
+    Defined in: book/translation/corpora.md
+    """
+    path = Path(path)
+    rows = _read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
+    if rows[-1] == b"":  # the last line ended as it should
+        rows.pop()
+    lines = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            lines.append(row.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{path}, line {number}: byte {error.start + 1} "
+                f"(0x{row[error.start]:02x}) is not valid UTF-8; convert the file to UTF-8"
+            ) from None
+    return lines
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Return the content of a file, unpacked where it is gzipped.
+
+    Defined in: book/translation/corpora.md
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise CorpusError(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if path.suffix != ".gz" and not content.startswith(b"\x1f\x8b"):
+        return content
+    try:
+        return gzip.decompress(content) if content else b""
+    except EOFError:
+        raise CorpusError(
+            f"{path}: the gzip data ends too early; fetch the whole file again"
+        ) from None
+    except (OSError, zlib.error):
+        raise CorpusError(
+            f"{path}: not a gzip file, or a damaged one; fetch it again, or drop the "
+            "ending .gz if it is plain text"
+        ) from None
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits.
+
+    Defined in: book/translation/corpora.md
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_parallel(
+    source: str | Path,
+    target: str | Path,
+    *,
+    languages: tuple[str, str] = ("de", "en"),
+    name: str = "files",
+    split: str = "train",
+    drop_blank: bool = True,
+) -> ParallelText:
+    """Read two files of which line *n* of one translates line *n* of the other.
+
+    Args:
+        source: The file in the first language, plain or gzipped, in UTF-8.
+        target: The file in the second language.
+        languages: The two languages, for labels only.
+        name: The corpus, for records.
+        split: The split, for records.
+        drop_blank: Drop pairs with a blank side, as training wants it; their line
+            numbers are kept in ``blank``. Evaluation keeps every line.
+
+    Raises:
+        CorpusError: If a file cannot be read or is empty, if the line counts differ, or
+            if nothing is left.
+
+    Defined in: book/translation/corpora.md
+    """
+    sides = [read_lines(source), read_lines(target)]
+    for path, lines in zip((source, target), sides, strict=True):
+        if not lines:
+            raise CorpusError(f"{path}: the file is empty; give one sentence on each line")
+    first, second = len(sides[0]), len(sides[1])
+    if first != second:
+        raise CorpusError(
+            f"{source} has {first} lines and {target} has {second}: "
+            f"line {min(first, second) + 1} has no partner; "
+            "line n of one file must translate line n of the other"
+        )
+    pairs = list(zip(*sides, strict=True))
+    blank = [n for n, pair in enumerate(pairs, 1) if not all(side.strip() for side in pair)]
+    if drop_blank:
+        dropped = set(blank)
+        pairs = [pair for n, pair in enumerate(pairs, 1) if n not in dropped]
+        if not pairs:
+            raise CorpusError(f"{source}, line 1: every pair has a blank side; nothing is left")
+    return ParallelText(
+        name=name,
+        split=split,
+        languages=languages,
+        source=tuple(pair[0] for pair in pairs),
+        target=tuple(pair[1] for pair in pairs),
+        origin=f"{source} and {target}",
+        checksums=tuple((Path(path).name, sha256_of(path)) for path in (source, target)),
+        blank=tuple(blank) if drop_blank else (),
+    )
+
+
+DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
+COMMIT = "a3d2e0d26b56f3846f66a952536ffed4e401d05a"
+SOURCES = (  # the same bytes at each; the checksum decides
+    f"https://raw.githubusercontent.com/multi30k/dataset/{COMMIT}/data/task1/raw/",
+    f"https://cdn.jsdelivr.net/gh/multi30k/dataset@{COMMIT}/data/task1/raw/",
+    f"https://github.com/multi30k/dataset/raw/{COMMIT}/data/task1/raw/",
+)
+MULTI30K_CONTENTS = {  # split, language, size in bytes: SHA-256
+    ("train", "de", 637044): ("726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+    ("train", "en", 568929): ("d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+    ("val", "de", 24681): ("f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+    ("val", "en", 21650): ("14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+    ("test_2016_flickr", "de", 22890): (
+        "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"
+    ),
+    ("test_2016_flickr", "en", 21077): (
+        "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"
+    ),
+    ("test_2017_flickr", "de", 21471): (
+        "a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee"
+    ),
+    ("test_2017_flickr", "en", 19138): (
+        "76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that can be downloaded, with what it must turn out to be.
+
+    Attributes:
+        path: Where it lies below a mirror or the cache: ``multi30k/train.de.gz``.
+        urls: Its addresses, tried in this order.
+        sha256: The SHA-256 of its bytes.
+        size: Its size in bytes.
+
+    Defined in: book/translation/corpora.md
+    """
+
+    path: str
+    urls: tuple[str, ...]
+    sha256: str
+    size: int
+
+
+def _multi30k_file(split: str, language: str, size: int, sha256: str) -> RemoteFile:
+    name = f"{split}.{language}.gz"
+    urls = tuple(source + name for source in SOURCES)
+    return RemoteFile(f"multi30k/{name}", urls, sha256, size)
+
+
+MULTI30K: Mapping[tuple[str, str], RemoteFile] = {
+    (split, language): _multi30k_file(split, language, size, sha256)
+    for (split, language, size), sha256 in MULTI30K_CONTENTS.items()
+}
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads, below ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Defined in: book/translation/corpora.md
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "annotated-transformer"
+
+
+def _difference(path: Path, file: RemoteFile) -> str:
+    """Return how a file differs from what it must be; empty if it does not.
+
+    Defined in: book/translation/corpora.md
+    """
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    if found == file.sha256:
+        return ""
+    size = path.stat().st_size
+    expected = f"expected {file.size} bytes with sha-256 {file.sha256}"
+    return f"{expected}, found {size} bytes with {found}"
+
+
+@contextlib.contextmanager
+def _clear_write_errors(part: Path) -> Iterator[None]:
+    """Turn a failed write into a CorpusError, and leave nothing half-written.
+
+    Defined in: book/translation/corpora.md
+    """
+    try:
+        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise CorpusError(
+            f"{part}: cannot be written: {error.strerror or error}; make room, or name "
+            "another folder by XDG_CACHE_HOME"
+        ) from None
+
+
+def fetch(
+    file: RemoteFile,
+    *,
+    mirror: str | Path | None = None,
+    cache: str | Path | None = None,
+    progress: bool = True,
+    attempts: int = 3,
+    timeout: float = 30.0,
+    wait: float = 1.0,
+) -> Path:
+    """Return the path of a file: in the mirror, in the cache, or freshly downloaded.
+
+    Args:
+        file: The file.
+        mirror: A folder to look in first; by default the one that the environment
+            variable ``ANNOTATED_TRANSFORMER_DATA`` names, if any.
+        cache: The folder for downloads; by default the user's cache folder.
+        progress: Show a progress bar.
+        attempts: How often each address is tried.
+        timeout: Seconds without a byte after which a connection counts as broken.
+        wait: Seconds before the second try of an address, doubled before each other.
+
+    Raises:
+        CorpusError: If the mirror's file is altered, no address gives the right bytes,
+            or the file cannot be written.
+
+    Defined in: book/translation/corpora.md
+    """
+    mirror = mirror or os.environ.get(DATA_VARIABLE) or None
+    if mirror is not None:
+        if not Path(mirror).is_dir():
+            raise CorpusError(f"{mirror}: no such folder; correct the option or {DATA_VARIABLE}")
+        if (copy := Path(mirror) / file.path).exists():
+            if found := _difference(copy, file):
+                raise CorpusError(f"{copy}: altered or cut short, {found}; replace the file")
+            return copy
+    path = (Path(cache) if cache else cache_folder()) / file.path
+    if path.exists() and not _difference(path, file):
+        return path
+    part = path.with_name(path.name + ".part")
+    with _clear_write_errors(part):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _download_anywhere(file, part, progress, attempts, timeout, wait)
+    with _clear_write_errors(part):
+        os.replace(part, path)  # atomic: the file is there whole, or not at all
+    return path
+
+
+class _UnusableError(Exception):
+    """An address that need not be tried again.
+
+    Defined in: book/translation/corpora.md
+    """
+
+
+def _download_anywhere(
+    file: RemoteFile, part: Path, progress: bool, attempts: int, timeout: float, wait: float
+) -> None:
+    """Try each address in turn until ``part`` holds the right bytes.
+
+    Defined in: book/translation/corpora.md
+    """
+    failures = []
+    for url in file.urls:
+        for attempt in range(attempts):
+            if attempt:
+                time.sleep(wait * 2 ** (attempt - 1))
+            try:
+                _download(url, file, part, progress, timeout)
+                return
+            except (_UnusableError, OSError, http.client.HTTPException) as error:
+                failure = f"{url}: {_reason(error)}"
+                if isinstance(error, _UnusableError):
+                    break
+        failures.append(failure)
+    raise CorpusError(
+        f"{file.path}: not downloaded ({'; '.join(failures)}); check the network, or "
+        f"give a folder that holds it by the mirror option or {DATA_VARIABLE}"
+    )
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or error
+    return " ".join(str(reason).split()) or type(error).__name__
+
+
+def _download(url: str, file: RemoteFile, part: Path, progress: bool, timeout: float) -> None:
+    """Download into ``part``, going on after the bytes that it holds already.
+
+    Raises:
+        _UnusableError: If this address does not have the file, or has another one.
+        OSError: If the connection broke; what arrived stays in ``part``.
+
+    Defined in: book/translation/corpora.md
+    """
+    held = part.stat().st_size if part.exists() else 0
+    if held >= file.size:
+        part.unlink()
+        held = 0
+    headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
+    if held:
+        headers["Range"] = f"bytes={held}-"
+    try:
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=timeout
+        )
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 416:  # it cannot go on from there: start again
+                part.unlink(missing_ok=True)
+            elif error.code < 500 and error.code not in (408, 429):
+                raise _UnusableError(f"the server answers {error.code} {error.reason}") from None
+            raise OSError(f"the server answers {error.code} {error.reason}") from None
+    with response:
+        resumed = f"bytes {held}-" in response.headers.get("Content-Range", "")
+        if response.status != 206 or not resumed:
+            held = 0  # the server sends the file from its beginning
+        _receive(response, file, part, held, progress)
+    if part.stat().st_size < file.size:
+        raise OSError(f"the connection broke after {part.stat().st_size} of {file.size} bytes")
+    if found := _difference(part, file):
+        part.unlink()
+        raise _UnusableError(f"other bytes than expected: {found}")
+
+
+def _receive(
+    response: http.client.HTTPResponse, file: RemoteFile, part: Path, held: int, progress: bool
+) -> None:
+    """Write what arrives behind the first ``held`` bytes of ``part``.
+
+    Defined in: book/translation/corpora.md
+    """
+    with (
+        contextlib.ExitStack() as stack,
+        tqdm(
+            desc=Path(file.path).name,
+            total=file.size,
+            initial=held,
+            unit="B",
+            unit_scale=True,
+            disable=not progress,
+        ) as bar,
+    ):
+        with _clear_write_errors(part):
+            output = stack.enter_context(open(part, "ab" if held else "wb"))
+        while held <= file.size:  # a byte too many is enough to know
+            chunk = response.read1(1 << 16)
+            if not chunk:
+                return
+            with _clear_write_errors(part):
+                output.write(chunk)
+                output.flush()
+            held += len(chunk)
+            bar.update(len(chunk))
+
+
+CORPORA: Mapping[str, tuple[str, ...]] = {
+    "grammar": tuple(GRAMMAR_SIZES),
+    "multi30k": tuple(dict.fromkeys(split for split, _ in MULTI30K)),
+}
+
+
+def load_corpus(
+    name: str,
+    pair: str = "de-en",
+    split: str = "train",
+    *,
+    mirror: str | Path | None = None,
+    cache: str | Path | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> ParallelText:
+    """Load a split of a corpus that the package knows.
+
+    Args:
+        name: ``grammar`` (embedded, no network) or ``multi30k``.
+        pair: Source and target language, as ``de-en``.
+        split: One of ``CORPORA[name]``.
+        mirror: A folder with the corpus's files, see ``fetch``.
+        cache: Where downloads are kept, see ``fetch``.
+        size: Take only so many pairs from the beginning.
+        seed: The seed of the grammar.
+        progress: Show a progress bar while downloading.
+
+    Raises:
+        CorpusError: If there is no such corpus, pair or split, or it cannot be had.
+
+    Defined in: book/translation/corpora.md
+    """
+    if name not in CORPORA:
+        raise CorpusError(f"no corpus {name!r}; choose among {', '.join(CORPORA)}")
+    if split not in CORPORA[name]:
+        raise CorpusError(f"{name}: no split {split!r}; choose among {', '.join(CORPORA[name])}")
+    if pair not in ("de-en", "en-de"):
+        also = "; French and Czech have no recorded checksums yet" if name == "multi30k" else ""
+        raise CorpusError(f"{name}: no language pair {pair!r}; choose de-en or en-de{also}")
+    if size is not None and size < 1:
+        raise CorpusError(f"{name}: the size must be at least 1, it is {size}")
+    source, target = pair.split("-")
+    if name == "grammar":
+        return _grammar_text((source, target), split, size, seed)
+    files = [MULTI30K[split, language] for language in (source, target)]
+    paths = [fetch(file, mirror=mirror, cache=cache, progress=progress) for file in files]
+    text = read_parallel(
+        *paths, languages=(source, target), name=name, split=split, drop_blank=split == "train"
+    )
+    text = replace(text, origin=f"multi30k/dataset, commit {COMMIT}, task 1, raw")
+    return text if size is None else text.head(size)
+
+
+def _grammar_text(
+    languages: tuple[str, str], split: str, size: int | None, seed: int
+) -> ParallelText:
+    pairs = grammar_pairs(split, size, seed)
+    source, target = (tuple(pair.text(language) for pair in pairs) for language in languages)
+    checksums = tuple(
+        (f"{split}.{language}", hashlib.sha256("\n".join(side).encode()).hexdigest())
+        for language, side in zip(languages, (source, target), strict=True)
+    )
+    origin = f"written by the grammar, seed {seed}"
+    return ParallelText("grammar", split, languages, source, target, origin, checksums)
