@@ -1,0 +1,529 @@
+"""Stacks, the whole model, presets and parameter counts (section 3).
+
+Defined in the chapter *The Transformer* (book/model/transformer.md).
+"""
+
+# Written from book/model/transformer.md: edit the chapter instead.
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from annotated_transformer.model.attention import subsequent_mask
+from annotated_transformer.model.embeddings import (
+    Embeddings,
+    LearnedPositions,
+    PositionalEncoding,
+    check_length,
+)
+from annotated_transformer.model.layers import (
+    Norm,
+    PositionwiseFeedForward,
+    SublayerConnection,
+    clones,
+)
+from annotated_transformer.model.multi_head import (
+    KeyValueCache,
+    MemoryCache,
+    MultiHeadedAttention,
+    PackedMask,
+    Rows,
+)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward network, each in a residual connection (section 3.1).
+
+    Args:
+        size: Width ``d_model``.
+        self_attn: Attention of the sentence to itself.
+        feed_forward: Feed-forward network.
+        dropout: Probability of dropping an element of a sub-layer's output.
+        norm: Place of the layer normalisation, ``"post"`` or ``"pre"``.
+
+    Defined in: book/model/transformer.md
+    """
+
+    def __init__(
+        self,
+        size: int,
+        self_attn: MultiHeadedAttention,
+        feed_forward: PositionwiseFeedForward,
+        dropout: float,
+        *,
+        norm: Norm = "post",
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.norm: Norm = norm
+        self.self_attn = self_attn
+        self.feed_forward = feed_forward
+        self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 2)
+
+    def forward(self, x: Tensor, mask: Tensor | PackedMask | None) -> Tensor:
+        """Apply the layer to ``x (batch, n, size)``, or ``(rows, size)`` with a packed mask."""
+        x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, mask))
+        x = self.sublayer[1](x, self.feed_forward)
+        return x
+
+
+class LayerCache:
+    """What one decoder layer keeps between steps of decoding.
+
+    Args:
+        capacity: Most target positions.
+
+    Defined in: book/model/transformer.md
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.target = KeyValueCache(capacity)
+        self.memory = MemoryCache()
+
+
+class DecoderLayer(nn.Module):
+    """Masked self-attention, attention to the source, feed-forward network (section 3.1).
+
+    Args:
+        size: Width ``d_model``.
+        self_attn: Attention of the target to itself.
+        src_attn: Attention of the target to the encoder's output.
+        feed_forward: Feed-forward network.
+        dropout: Probability of dropping an element of a sub-layer's output.
+        norm: Place of the layer normalisation, ``"post"`` or ``"pre"``.
+
+    Defined in: book/model/transformer.md
+    """
+
+    def __init__(
+        self,
+        size: int,
+        self_attn: MultiHeadedAttention,
+        src_attn: MultiHeadedAttention,
+        feed_forward: PositionwiseFeedForward,
+        dropout: float,
+        *,
+        norm: Norm = "post",
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.norm: Norm = norm
+        self.self_attn = self_attn
+        self.src_attn = src_attn
+        self.feed_forward = feed_forward
+        self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 3)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        src_mask: Tensor | PackedMask | None,
+        tgt_mask: Tensor | PackedMask | None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Apply the layer to ``x (batch, n, size)`` and ``memory (batch, m, size)``.
+
+        With packed masks both are ``(rows, size)``. With a cache, ``x`` holds only the
+        positions that are new.
+        """
+        target, source = (cache.target, cache.memory) if cache is not None else (None, None)
+        x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, tgt_mask, target))
+        x = self.sublayer[1](x, lambda x: self.src_attn(x, memory, memory, src_mask, source))
+        x = self.sublayer[2](x, self.feed_forward)
+        return x
+
+
+class Encoder(nn.Module):
+    """A stack of ``N`` copies of an encoder layer (section 3.1).
+
+    Defined in: book/model/transformer.md
+    """
+
+    def __init__(self, layer: EncoderLayer, N: int) -> None:
+        super().__init__()
+        self.layers = clones(layer, N)
+        self.norm = nn.LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
+
+    def forward(self, x: Tensor, mask: Tensor | PackedMask | None) -> Tensor:
+        """Pass ``x (batch, n, d_model)``, or packed rows, through all layers; same shape."""
+        for layer in self.layers:
+            x = layer(x, mask)
+        x = self.norm(x)
+        return x
+
+
+class Decoder(nn.Module):
+    """A stack of ``N`` copies of a decoder layer (section 3.1).
+
+    Defined in: book/model/transformer.md
+    """
+
+    def __init__(self, layer: DecoderLayer, N: int) -> None:
+        super().__init__()
+        self.layers = clones(layer, N)
+        self.norm = nn.LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        src_mask: Tensor | PackedMask | None,
+        tgt_mask: Tensor | PackedMask | None,
+        cache: DecoderCache | None = None,
+    ) -> Tensor:
+        """Pass ``x (batch, n, d_model)``, or packed rows, through all layers; same shape."""
+        for i, layer in enumerate(self.layers):
+            x = layer(x, memory, src_mask, tgt_mask, cache.layers[i] if cache else None)
+        if cache is not None:
+            cache.length += x.size(1)
+        x = self.norm(x)
+        return x
+
+
+class DecoderCache:
+    """What a decoder keeps between steps: the caches of its layers.
+
+    Args:
+        layers: Number of layers.
+        capacity: Most target positions.
+
+    Defined in: book/model/transformer.md
+    """
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.layers = [LayerCache(capacity) for _ in range(layers)]
+        self.length = 0  # positions decoded so far
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the given sentences ``(rows,)``, in that order."""
+        for layer in self.layers:
+            layer.target.select(rows)
+            layer.memory.select(rows)
+
+
+class Generator(nn.Module):
+    """Linear projection and log-softmax over the vocabulary (section 3.4).
+
+    Args:
+        d_model: Width of the decoder's output.
+        vocab: Number of tokens in the target vocabulary.
+
+    Defined in: book/model/transformer.md
+    """
+
+    def __init__(self, d_model: int, vocab: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(d_model, vocab)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn ``x (..., d_model)`` into log-probabilities ``(..., vocab)``."""
+        return F.log_softmax(self.proj(x), dim=-1)
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder and a decoder, with what leads into and out of them (section 3).
+
+    Args:
+        encoder: Stack of encoder layers.
+        decoder: Stack of decoder layers.
+        src_embed: ``Embeddings`` followed by ``PositionalEncoding``.
+        tgt_embed: Likewise for the target.
+        generator: From the decoder's output to log-probabilities.
+
+    Defined in: book/model/transformer.md
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        decoder: Decoder,
+        src_embed: nn.Sequential,
+        tgt_embed: nn.Sequential,
+        generator: Generator,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.src_embed = src_embed
+        self.tgt_embed = tgt_embed
+        self.generator = generator
+
+    def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor, tgt_mask: Tensor) -> Tensor:
+        """Encode the source, decode the target given its own earlier tokens.
+
+        Args:
+            src: Token numbers ``(batch, m)``.
+            tgt: Token numbers ``(batch, n)``, starting with the begin symbol.
+            src_mask: ``(batch, 1, m)``, true = may attend.
+            tgt_mask: ``(batch, n, n)``, true = may attend.
+
+        Returns:
+            The decoder's output ``(batch, n, d_model)``; ``generator`` makes it log-probabilities.
+        """
+        return self.decode(self.encode(src, src_mask), src_mask, tgt, tgt_mask)
+
+    def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
+        """Encode ``src (batch, m)``: ``(batch, m, d_model)``."""
+        memory: Tensor = self.encoder(self.src_embed(src), src_mask)
+        return memory
+
+    def decode(
+        self,
+        memory: Tensor,
+        src_mask: Tensor | None,
+        tgt: Tensor,
+        tgt_mask: Tensor | None,
+        cache: DecoderCache | None = None,
+    ) -> Tensor:
+        """Decode ``tgt (batch, n)``: ``(batch, n, d_model)``.
+
+        With a cache, ``tgt`` holds only the tokens that are new, and no ``tgt_mask`` is
+        needed for a single one: the future is not there yet.
+        """
+        if cache is None:
+            x = self.tgt_embed(tgt)
+        else:
+            positions = torch.arange(cache.length, cache.length + tgt.size(1), device=tgt.device)
+            x = self.embed(self.tgt_embed, tgt, positions)
+        y: Tensor = self.decoder(x, memory, src_mask, tgt_mask, cache)
+        return y
+
+    def embed(self, stack: nn.Sequential, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Embed ``tokens`` at the given ``positions``: ``(..., d_model)``."""
+        encoding = stack[1]
+        assert isinstance(encoding, PositionalEncoding)
+        if positions.numel():
+            check_length(int(positions.max()) + 1, encoding.max_len)
+        x: Tensor = encoding(stack[0](tokens), positions)
+        return x
+
+    def cache(self, capacity: int) -> DecoderCache:
+        """Return an empty cache for decoding up to ``capacity`` target positions."""
+        return DecoderCache(len(self.decoder.layers), capacity)
+
+    def forward_packed(
+        self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor
+    ) -> Tensor:
+        """As ``forward``, computed for the kept positions alone.
+
+        Args:
+            src: Token numbers ``(batch, m)``.
+            tgt: Token numbers ``(batch, n)``.
+            src_keep: Boolean ``(batch, m)``, true at the tokens that count.
+            tgt_keep: Boolean ``(batch, n)``, likewise.
+
+        Returns:
+            The decoder's output at the kept target positions, ``(rows, d_model)``, in the
+            order of ``tgt[tgt_keep]``.
+        """
+        source, target = Rows(src_keep), Rows(tgt_keep)
+        see_source = src_keep.unsqueeze(1)  # (batch, 1, m)
+        see_past = subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)
+        x = self.embed(self.src_embed, src.flatten()[source.index], source.positions)
+        memory = self.encoder(x, PackedMask(see_source, source, source))
+        x = self.embed(self.tgt_embed, tgt.flatten()[target.index], target.positions)
+        cross = PackedMask(see_source, target, source)
+        y: Tensor = self.decoder(x, memory, cross, PackedMask(see_past, target, target))
+        return y
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of a model, named as in Table 3 of the paper.
+
+    ``d_k`` and ``d_v`` are ``d_model / h`` unless given.
+
+    Defined in: book/model/transformer.md
+    """
+
+    N: int = 6
+    d_model: int = 512
+    d_ff: int = 2048
+    h: int = 8
+    d_k: int | None = None
+    d_v: int | None = None
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    ff_dropout: float = 0.0
+    norm: Norm = "post"
+    positions: Literal["sinusoid", "learned"] = "sinusoid"
+    max_len: int = 1024
+    tie: Literal["all", "target", "none"] = "all"
+
+
+base = ModelConfig()
+big = ModelConfig(d_model=1024, d_ff=4096, h=16, dropout=0.3)
+tiny = ModelConfig(N=4, d_model=128, d_ff=256, h=4, dropout=0.3)  # for small corpora
+PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big}
+
+
+def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> EncoderDecoder:
+    """Build a model of the given sizes, with fresh weights from the global random generator.
+
+    Args:
+        src_vocab: Number of source tokens.
+        tgt_vocab: Number of target tokens.
+        config: Sizes and variants.
+
+    Raises:
+        ValueError: Weights are to be tied between vocabularies of different sizes.
+
+    Defined in: book/model/transformer.md
+    """
+    c = config
+    if c.tie == "all" and src_vocab != tgt_vocab:
+        raise ValueError(
+            f"one matrix for both languages needs one vocabulary: {src_vocab} source tokens, "
+            f"{tgt_vocab} target tokens; share the vocabulary, or tie='target'"
+        )
+    attention = MultiHeadedAttention(c.h, c.d_model, c.attention_dropout, d_k=c.d_k, d_v=c.d_v)
+    network = PositionwiseFeedForward(c.d_model, c.d_ff, c.ff_dropout)
+    position = {"sinusoid": PositionalEncoding, "learned": LearnedPositions}[c.positions]
+
+    def embedding(vocab: int) -> nn.Sequential:
+        return nn.Sequential(
+            Embeddings(c.d_model, vocab), position(c.d_model, c.dropout, c.max_len)
+        )
+
+    decoder_layer = DecoderLayer(
+        c.d_model, attention, copy.deepcopy(attention), network, c.dropout, norm=c.norm
+    )
+    model = EncoderDecoder(
+        Encoder(EncoderLayer(c.d_model, attention, network, c.dropout, norm=c.norm), c.N),
+        Decoder(decoder_layer, c.N),
+        embedding(src_vocab),
+        embedding(tgt_vocab),
+        Generator(c.d_model, tgt_vocab),
+    )
+    tie_weights(model, c.tie)
+    initialise(model)
+    return model
+
+
+def tie_weights(model: EncoderDecoder, tie: Literal["all", "target", "none"] = "all") -> None:
+    """Let the generator share the target embeddings' matrix, and the source's too (section 3.4).
+
+    Defined in: book/model/transformer.md
+    """
+    source, target = model.src_embed[0], model.tgt_embed[0]
+    assert isinstance(source, Embeddings)
+    assert isinstance(target, Embeddings)
+    if tie != "none":
+        model.generator.proj.weight = target.lut.weight
+    if tie == "all":
+        source.lut.weight = target.lut.weight
+
+
+def initialise(model: EncoderDecoder) -> None:
+    """Draw matrices by Glorot's rule, each head's projections on their own; biases are zero.
+
+    Embeddings have a standard deviation of ``1 / sqrt(d_model)``: multiplied by
+    ``sqrt(d_model)`` they are as large as the positions, and as the generator's weights
+    they give logits of about unit variance.
+
+    Defined in: book/model/transformer.md
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+            nn.init.xavier_uniform_(module.weight)
+    for module in model.modules():
+        if isinstance(module, MultiHeadedAttention):  # W^Q, W^K, W^V apart
+            for block in module.in_proj.weight.detach().split(module.sizes):
+                nn.init.xavier_uniform_(block)
+        elif isinstance(module, Embeddings):
+            nn.init.normal_(module.lut.weight, std=module.d_model**-0.5)
+
+
+def make_model(
+    src_vocab: int,
+    tgt_vocab: int,
+    N: int = 6,
+    d_model: int = 512,
+    d_ff: int = 2048,
+    h: int = 8,
+    dropout: float = 0.1,
+    *,
+    d_k: int | None = None,
+    d_v: int | None = None,
+    attention_dropout: float = 0.0,
+    ff_dropout: float = 0.0,
+    norm: Norm = "post",
+    positions: Literal["sinusoid", "learned"] = "sinusoid",
+    max_len: int = 5000,
+    tie: Literal["all", "target", "none"] | None = None,
+) -> EncoderDecoder:
+    """Build a model from its sizes; the defaults are the paper's base model.
+
+    Args:
+        src_vocab: Number of source tokens.
+        tgt_vocab: Number of target tokens.
+        N: Number of layers in each stack.
+        d_model: Width of the layers.
+        d_ff: Width of the feed-forward networks.
+        h: Number of heads.
+        dropout: Probability of dropping an element, where section 5.4 places dropout.
+        d_k: Width of a head's queries and keys; ``d_model / h`` unless given.
+        d_v: Width of a head's values; ``d_model / h`` unless given.
+        attention_dropout: Probability of dropping an attention weight (not in the paper).
+        ff_dropout: Probability of dropping a hidden unit (not in the paper).
+        norm: ``"post"`` as printed, ``"pre"`` as in later official code.
+        positions: ``"sinusoid"``, or ``"learned"`` as in Table 3, row E.
+        max_len: Number of positions.
+        tie: Share the embeddings' matrix with the generator ``"all"`` three ways, on the
+            ``"target"`` side, or ``"none"``; ``"all"`` where the vocabularies are of one size,
+            else ``"target"``.
+
+    Returns:
+        The model, in training mode.
+
+    Defined in: book/model/transformer.md
+    """
+    if tie is None:
+        tie = "all" if src_vocab == tgt_vocab else "target"
+    config = ModelConfig(
+        N,
+        d_model,
+        d_ff,
+        h,
+        d_k,
+        d_v,
+        dropout,
+        attention_dropout,
+        ff_dropout,
+        norm,
+        positions,
+        max_len,
+        tie,
+    )
+    return build_model(src_vocab, tgt_vocab, config)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of weights and biases; shared ones count once.
+
+    Defined in: book/model/transformer.md
+    """
+    return sum(p.numel() for p in model.parameters())
+
+
+def parameters_by_part(model: EncoderDecoder) -> dict[str, int]:
+    """Return the number of parameters by part; shared ones count where they come first.
+
+    Defined in: book/model/transformer.md
+    """
+    seen: set[int] = set()
+    counts = dict.fromkeys(("embeddings", "encoder", "decoder", "generator"), 0)
+    for name, parameter in model.named_parameters():
+        part = name.split(".")[0]
+        part = "embeddings" if part.endswith("embed") else part
+        counts[part] += 0 if id(parameter) in seen else parameter.numel()
+        seen.add(id(parameter))
+    return counts

@@ -1,0 +1,166 @@
+"""Batches, masks and token budgets (section 5.1).
+
+Defined in the chapter *Batches* (book/training/batches.md).
+"""
+
+# Written from book/training/batches.md: edit the chapter instead.
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.model.attention import padding_mask, subsequent_mask
+from annotated_transformer.notation import BOS, EOS, PAD
+
+
+class Batch:
+    """A batch of sentence pairs, with masks (sections 3.2.3 and 5.1).
+
+    Attributes:
+        src: Source tokens ``(batch, m)``.
+        src_mask: ``(batch, 1, m)``, true at real tokens.
+        tgt: Decoder input ``(batch, n)``: the target without its last column.
+        tgt_y: What is to be predicted ``(batch, n)``: the target without its first column.
+        tgt_mask: ``(batch, n, n)``, true at real tokens that are not in the future.
+        ntokens: Number of target tokens to be predicted.
+        pad: Number of the padding token.
+
+    Args:
+        src: Source tokens ``(batch, m)``.
+        tgt: Target tokens ``(batch, n + 1)`` with begin and end symbols, or None.
+        pad: Number of the padding token.
+
+    Defined in: book/training/batches.md
+    """
+
+    tgt: Tensor
+    tgt_y: Tensor
+    tgt_mask: Tensor
+    ntokens: int
+
+    def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = PAD) -> None:
+        self.pad = pad
+        self.src = src
+        self.src_mask = padding_mask(src, pad)
+        if tgt is not None:
+            self.tgt = tgt[:, :-1]
+            self.tgt_y = tgt[:, 1:]
+            self.tgt_mask = self.make_std_mask(self.tgt, pad)
+            self.ntokens = int((self.tgt_y != pad).sum())
+
+    @staticmethod
+    def make_std_mask(tgt: Tensor, pad: int) -> Tensor:
+        """Hide padding and the future: ``(batch, n)`` tokens give ``(batch, n, n)``."""
+        return padding_mask(tgt, pad) & subsequent_mask(tgt.size(-1), tgt.device)
+
+    @property
+    def src_keep(self) -> Tensor:
+        """Boolean ``(batch, m)``: the source tokens that count."""
+        return self.src != self.pad
+
+    @property
+    def tgt_keep(self) -> Tensor:
+        """Boolean ``(batch, n)``: the target positions that have something to predict."""
+        return self.tgt_y != self.pad
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device."""
+        tgt = torch.cat([self.tgt, self.tgt_y[:, -1:]], dim=1).to(device)
+        return Batch(self.src.to(device), tgt, self.pad)
+
+
+def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
+    """Return a block ``(batch, longest)`` of token numbers, padded at the right.
+
+    Defined in: book/training/batches.md
+    """
+    width = max((len(s) for s in sequences), default=0)
+    return torch.tensor([[*s, *[pad] * (width - len(s))] for s in sequences], dtype=torch.long)
+
+
+def make_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
+    """Make a batch: sources end with EOS, targets stand between BOS and EOS.
+
+    Args:
+        sources: Token numbers of each source sentence, without special symbols.
+        targets: Likewise for the target.
+
+    Defined in: book/training/batches.md
+    """
+    src = pad_sequences([[*s, EOS] for s in sources])
+    return Batch(src, pad_sequences([[BOS, *t, EOS] for t in targets]))
+
+
+def token_batches(
+    lengths: Sequence[tuple[int, int]],
+    max_tokens: int,
+    *,
+    pool: int = 100,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = True,
+) -> list[list[int]]:
+    """Group sentences of similar length into batches of at most ``max_tokens`` (section 5.1).
+
+    Sentences are shuffled, cut into pools of about ``pool`` batches, sorted by length within
+    a pool and cut into batches; then the batches are shuffled. A batch counts as its number
+    of sentences times its longest one, padding included, on either side.
+
+    Args:
+        lengths: Source and target length of each sentence, special symbols included.
+        max_tokens: Most source tokens, and most target tokens, of a batch.
+        pool: Batches that a pool is good for.
+        seed: Chooses the order, together with ``epoch``.
+        epoch: Number of the pass over the data.
+        shuffle: Keep one pool, and batches from short to long, when false.
+
+    Returns:
+        Sentence numbers, batch by batch; each sentence stands in exactly one.
+
+    Raises:
+        ValueError: A sentence alone is longer than ``max_tokens``.
+
+    Defined in: book/training/batches.md
+    """
+    longest = max(range(len(lengths)), key=lambda i: max(lengths[i]), default=None)
+    if longest is not None and max(lengths[longest]) > max_tokens:
+        raise ValueError(
+            f"sentence {longest + 1} has {max(lengths[longest])} tokens, more than the "
+            f"{max_tokens} of a batch: raise the number, or drop the sentence"
+        )
+    order = list(range(len(lengths)))
+    if not shuffle:
+        return list(_fill(sorted(order, key=lambda i: lengths[i]), lengths, max_tokens))
+    chance = random.Random(f"{seed} {epoch}")
+    chance.shuffle(order)
+    mean = sum(max(pair) for pair in lengths) / max(1, len(lengths))
+    size = max(1, round(pool * max_tokens / max(1.0, mean)))  # sentences in a pool
+    batches: list[list[int]] = []
+    for start in range(0, len(order), size):
+        by_length = sorted(order[start : start + size], key=lambda i: lengths[i])
+        batches.extend(_fill(by_length, lengths, max_tokens))
+    chance.shuffle(batches)
+    return batches
+
+
+def _fill(
+    order: Sequence[int], lengths: Sequence[tuple[int, int]], max_tokens: int
+) -> Iterator[list[int]]:
+    """Cut an order into batches, each as large as fits.
+
+    Defined in: book/training/batches.md
+    """
+    batch: list[int] = []
+    width = 0  # longest sentence so far
+    for i in order:
+        width = max(width, *lengths[i])
+        if batch and width * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch, width = [], max(lengths[i])
+        batch.append(i)
+    if batch:
+        yield batch

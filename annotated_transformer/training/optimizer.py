@@ -1,0 +1,82 @@
+"""Adam and the learning rate (section 5.3).
+
+Defined in the chapter *The optimizer* (book/training/optimizer.md).
+"""
+
+# Written from book/training/optimizer.md: edit the chapter instead.
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
+    """Return the learning rate of an update (section 5.3).
+
+    It grows linearly for ``warmup`` updates, then falls with the inverse square root.
+
+    Args:
+        step: Number of the update, from 1; 0 counts as 1.
+        model_size: ``d_model``.
+        factor: Multiplies the rate; the paper's is 1.
+        warmup: Updates until the peak.
+
+    Defined in: book/training/optimizer.md
+    """
+    step = max(1, step)
+    return float(factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5))
+
+
+def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
+    """Return Adam with β₁ 0.9, β₂ 0.98, ε 1e-9 (section 5.3), in its fused form.
+
+    Args:
+        model: Its parameters are optimised; shared ones once.
+        lr: Base rate, which a schedule multiplies.
+
+    Defined in: book/training/optimizer.md
+    """
+    return torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98), eps=1e-9, fused=True)
+
+
+def noam_schedule(
+    optimizer: torch.optim.Optimizer, model_size: int, factor: float = 1.0, warmup: int = 4000
+) -> LambdaLR:
+    """Return a scheduler that sets ``rate`` before each update; call its ``step`` after each.
+
+    Defined in: book/training/optimizer.md
+    """
+    return LambdaLR(optimizer, lambda done: rate(done + 1, model_size, factor, warmup))
+
+
+class NoamOpt:
+    """An optimizer that sets its own rate, as in the article's first version.
+
+    Args:
+        model_size: ``d_model``.
+        factor: Multiplies the rate.
+        warmup: Updates until the peak.
+        optimizer: What makes the updates.
+
+    Defined in: book/training/optimizer.md
+    """
+
+    def __init__(
+        self, model_size: int, factor: float, warmup: int, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.optimizer = optimizer
+        self.updates = 0
+        self.model_size, self.factor, self.warmup = model_size, factor, warmup
+
+    def step(self) -> None:
+        """Set the rate of this update and make it."""
+        self.updates += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate()
+        self.optimizer.step()
+
+    def rate(self, step: int | None = None) -> float:
+        """Return the rate of an update, by default of the latest."""
+        return rate(
+            self.updates if step is None else step, self.model_size, self.factor, self.warmup
+        )

@@ -1,0 +1,194 @@
+"""Label smoothing (section 5.4).
+
+Defined in the chapter *Regularisation* (book/training/regularization.md).
+"""
+
+# Written from book/training/regularization.md: edit the chapter instead.
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from annotated_transformer.notation import PAD
+
+Variant = Literal["paper", "others", "article"]
+
+
+def smoothed_target(
+    target: Tensor,
+    size: int,
+    smoothing: float,
+    *,
+    variant: Variant = "paper",
+    padding_idx: int = PAD,
+) -> Tensor:
+    """Return the smoothed distributions ``(tokens, size)`` of ``target (tokens,)`` (section 5.4).
+
+    Args:
+        target: Token numbers.
+        size: Size of the vocabulary.
+        smoothing: Probability taken from the right token, ε.
+        variant: Who gets it: ``"paper"`` all tokens, the right one and padding among them
+            (as the work that the paper cites); ``"others"`` all but the right one;
+            ``"article"`` all but the right one and padding.
+        padding_idx: Number of the padding token; its rows are zero.
+
+    Defined in: book/training/regularization.md
+    """
+    share = {"paper": size, "others": size - 1, "article": size - 2}[variant]
+    gold = 1 - smoothing + (smoothing / share if variant == "paper" else 0.0)
+    dist = torch.full((target.size(0), size), smoothing / share, device=target.device)
+    dist.scatter_(1, target.unsqueeze(1), gold)
+    if variant == "article":
+        dist[:, padding_idx] = 0.0
+    dist[target == padding_idx] = 0.0
+    return dist
+
+
+class LabelSmoothing(nn.Module):
+    """Kullback-Leibler divergence from the smoothed target, summed, without a dense target.
+
+    Takes log-probabilities, and gives the article's values; training uses
+    :func:`linear_cross_entropy`.
+
+    Args:
+        size: Size of the vocabulary.
+        padding_idx: Number of the padding token; it counts for nothing.
+        smoothing: Probability taken from the right token, ε.
+        variant: As for :func:`smoothed_target`.
+
+    Defined in: book/training/regularization.md
+    """
+
+    def __init__(
+        self, size: int, padding_idx: int, smoothing: float = 0.0, *, variant: Variant = "article"
+    ) -> None:
+        super().__init__()
+        self.size, self.padding_idx, self.smoothing = size, padding_idx, smoothing
+        self.variant: Variant = variant
+
+    @property
+    def true_dist(self) -> Tensor:
+        """The dense target of the latest call ``(tokens, size)``, for looking at."""
+        return smoothed_target(
+            self.target,
+            self.size,
+            self.smoothing,
+            variant=self.variant,
+            padding_idx=self.padding_idx,
+        )
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the summed divergence of ``x (tokens, size)`` from ``target (tokens,)``."""
+        self.target = target
+        keep = target != self.padding_idx
+        x, target = x[keep], target[keep]
+        gold = x.gather(1, target.unsqueeze(1)).sum()
+        total = x.sum()
+        share, count = {
+            "paper": (self.size, total),
+            "others": (self.size - 1, total - gold),
+            "article": (self.size - 2, total - gold - x[:, self.padding_idx].sum()),
+        }[self.variant]
+        cross = -(1 - self.smoothing) * gold - (
+            self.smoothing / share * count if self.smoothing else 0.0
+        )
+        return cross - len(target) * self._entropy(share)
+
+    def _entropy(self, share: int) -> float:
+        """Entropy of one smoothed target, in nats."""
+        e, paper = self.smoothing, self.variant == "paper"
+        gold = 1 - e + (e / share if paper else 0.0)
+        rest = (share - 1 if paper else share, e / share)
+        terms = [(1, gold), rest]
+        return -sum(n * p * torch.tensor(p).double().log().item() for n, p in terms if n and p > 0)
+
+
+ROWS = 512  # rows of logits that are held at a time
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Loss and gradients in one pass: logits of a chunk live only until the next one.
+
+    Defined in: book/training/regularization.md
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        target: Tensor,
+        smoothing: float,
+        scale: float,
+        learn: bool,
+    ) -> tuple[Tensor, Tensor]:
+        size = weight.size(0)
+        grad_x, grad_w, grad_b = (
+            torch.empty_like(x),
+            torch.zeros_like(weight),
+            torch.zeros_like(bias),
+        )
+        loss = x.new_zeros((), dtype=torch.float64)
+        nll = x.new_zeros((), dtype=torch.float64)
+        for start in range(0, x.size(0), ROWS):
+            rows, gold = x[start : start + ROWS], target[start : start + ROWS].unsqueeze(1)
+            z = torch.addmm(bias, rows, weight.t())  # (chunk, size)
+            z -= z.amax(dim=1, keepdim=True)
+            right, total = z.gather(1, gold).double().sum(), z.sum(dim=1).double().sum()
+            z.exp_()
+            norm = z.sum(dim=1, keepdim=True)
+            log_norm = norm.double().log().sum()
+            nll += log_norm - right
+            loss += log_norm - (1 - smoothing) * right - smoothing / size * total
+            if not learn:
+                continue
+            # gradient of the logits: (softmax - smoothed target) * scale
+            z.mul_(scale / norm)
+            if smoothing:
+                z.sub_(scale * smoothing / size)
+            z.scatter_add_(1, gold, z.new_full(gold.shape, scale * (smoothing - 1)))
+            torch.mm(z, weight, out=grad_x[start : start + ROWS])
+            grad_w.addmm_(z.t(), rows)
+            grad_b += z.sum(dim=0)
+        ctx.save_for_backward(grad_x, grad_w, grad_b)
+        return (loss * scale).to(x.dtype), nll
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grads = ctx.saved_tensors
+        if grad != 1:
+            grads = tuple(g * grad for g in grads)
+        return (*grads, None, None, None, None)
+
+
+def linear_cross_entropy(
+    x: Tensor, projection: nn.Linear, target: Tensor, smoothing: float = 0.0, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Project to the vocabulary and return the smoothed cross-entropy, summed and scaled.
+
+    Equal to ``scale * F.cross_entropy(projection(x), target, label_smoothing=smoothing,
+    reduction="sum")``; no more than ``ROWS`` rows of logits exist at a time, and the
+    gradient is computed on the way.
+
+    Args:
+        x: Decoder output ``(rows, d_model)``, without padding.
+        projection: From ``d_model`` to the vocabulary.
+        target: Token numbers ``(rows,)``.
+        smoothing: ε of label smoothing, spread over the whole vocabulary.
+        scale: Multiplies the loss, e.g. one over the tokens of the update.
+
+    Returns:
+        The loss, a scalar to call ``backward`` on; and the summed negative log-likelihood
+        in nats, float64, without smoothing or scale and without gradient.
+
+    Defined in: book/training/regularization.md
+    """
+    loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        x, projection.weight, projection.bias, target, smoothing, scale, torch.is_grad_enabled()
+    )
+    return loss, nll.detach()
