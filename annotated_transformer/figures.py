@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 PALETTE: Final = ("#2f7ed8", "#d55e00", "#009e73", "#c05f9a", "#a67c00", "#7f7f7f")
 DASHES: Final = ((1, 0), (5, 2), (1.5, 1.5), (8, 2, 2, 2), (3, 1), (10, 3))
 SEQUENTIAL: Final = "viridis"  # from nothing (dark) to much (bright)
-DIVERGING: Final = "PuOr"  # below zero, white at zero, above zero
+DIVERGING: Final = "PuOr_r"  # purple below zero, white at zero, orange above
 INK: Final = "#000000"  # stands for the colour of the page's text
 FAINT: Final = "#80808040"  # grid lines and hidden cells, on any page
 
@@ -74,9 +74,7 @@ def _inline(svg: str, alt_text: str) -> str:
     salt = "f" + sha256((svg + alt_text).encode()).hexdigest()[:8]
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{salt}-", svg)
     label = html.escape(" ".join(alt_text.split()))
-    look = (
-        'fill="currentColor" stroke-linejoin="round" style="max-width:100%;height:auto"'
-    )
+    look = 'fill="currentColor" stroke-linejoin="round" style="max-width:100%;height:auto"'
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}" {look}', 1)
 
 
@@ -119,11 +117,7 @@ def show(figure: Figure, alt_text: str) -> Picture:
 
 
 def canvas(
-    rows: int = 1,
-    columns: int = 1,
-    *,
-    size: tuple[float, float] = (5.0, 3.0),
-    **options: Any,
+    rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (5.0, 3.0), **options: Any
 ) -> tuple[Figure, NDArray[np.object_]]:
     """Start a figure in the book's style.
 
@@ -177,6 +171,17 @@ def _matrix(
         shape = (len(rows), len(columns))
         raise ValueError(f"matrix of shape {matrix.shape} with labels for {shape}")
     return matrix
+
+
+def _range(values: NDArray[Any]) -> tuple[float, float]:
+    """Return the ends of a scale of colours: around zero, if any number is negative.
+
+    Defined in: book/figures.md
+    """
+    numbers = values[np.isfinite(values)]
+    low, high = float(numbers.min(initial=0)), float(numbers.max(initial=0))
+    reach = max(-low, high) or 1.0
+    return (-reach if low < 0 else 0.0), reach
 
 
 def _axes(ax: Axes | None, size: tuple[float, float], **labels: str) -> Axes:
@@ -241,16 +246,16 @@ def heatmap(
     """
     _named(row_label=row_label, column_label=column_label)
     values = _matrix(matrix, rows, columns)
+    low, high = _range(values)
     size = (min(5.0, 2.2 + 0.28 * len(columns)), min(5.0, 1.3 + 0.26 * len(rows)))
     axes = _axes(ax, size, ylabel=row_label, xlabel=column_label, title=title)
-    look: dict[str, Any] = {"cmap": SEQUENTIAL, "vmin": min(0.0, float(values.min()))}
+    look: dict[str, Any] = {"cmap": DIVERGING if low < 0 else SEQUENTIAL}
     if values.dtype == bool:
-        look = {"cmap": ListedColormap([FAINT, PALETTE[0]]), "vmin": 0, "vmax": 1}
+        look = {"cmap": ListedColormap([FAINT, PALETTE[0]])}
         look |= {"edgecolor": "#808080", "linewidth": 0.4}
-    elif look["vmin"] < 0:
-        reach = float(np.abs(values).max())
-        look = {"cmap": DIVERGING, "vmin": -reach, "vmax": reach}
-    mesh = axes.pcolormesh(values, rasterized=values.size > 2000, **look)
+    # A drawing of many cells is smaller as an image. Cells without a number stay empty.
+    look |= {"vmin": low, "vmax": high, "rasterized": values.size > 2000}
+    mesh = axes.pcolormesh(np.ma.masked_invalid(values), **look)
     axes.invert_yaxis()
     axes.grid(visible=False)
     upright = all(len(str(label)) < 3 for label in columns)
@@ -262,10 +267,11 @@ def heatmap(
     if annotate:
         for (i, j), value in np.ndenumerate(values):
             red, green, blue, _ = mesh.cmap(mesh.norm(value))
-            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-            text = f"{value:.2g}" if values.dtype != bool else str(int(value))
-            look = {"color": "white" if dark else "#222222", "fontsize": "small"}
-            axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", **look)
+            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#222222"
+            ink = ink if np.isfinite(value) else INK
+            text = f"{value:.2g}".replace("inf", "∞").replace("-", "−")
+            look = {"color": ink, "fontsize": "small", "ha": "center", "va": "center"}
+            axes.text(j + 0.5, i + 0.5, text, **look)
     return _figure(axes)
 
 
@@ -334,9 +340,7 @@ def bars(
     _named(value_label=value_label, name_label=name_label)
     size = (5.0, 1.0 + 0.32 * len(values))
     axes = _axes(ax, size, xlabel=value_label, ylabel=name_label, title=title)
-    drawn = axes.barh(
-        list(values), [float(v) for v in values.values()], color=PALETTE[0]
-    )
+    drawn = axes.barh(list(values), [float(v) for v in values.values()], color=PALETTE[0])
     axes.bar_label(drawn, fmt="{:,.4g}", padding=3)
     axes.set_xscale("log" if log else "linear")
     axes.margins(x=0.15)
@@ -410,13 +414,11 @@ def live(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
     spec["config"] = CHART_STYLE
     version = alt.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]
     still = vl_convert.vegalite_to_svg(spec, vl_version=version)
-    png = vl_convert.vegalite_to_png(
-        spec | {"background": "white"}, vl_version=version, scale=1.5
-    )
+    png = vl_convert.vegalite_to_png(spec | {"background": "white"}, vl_version=version, scale=1.5)
     text = json.dumps(spec).replace("</", r"<\/").replace(INK, "currentColor")
     page = LIVE.format(still=_inline(still, alt_text), spec=text)
     if "google.colab" in sys.modules:
-        page = alt.Chart.from_dict(spec).to_html(fullhtml=False)
+        page = chart.to_html(fullhtml=False)
     return Picture(page, png, alt_text)
 
 
@@ -427,6 +429,14 @@ def _labels(names: Sequence[object], title: str) -> alt.Axis:
     """
     text = json.dumps([str(name) for name in names])
     return alt.Axis(title=title, labelExpr=f"{text}[datum.value]", labelOverlap=True)
+
+
+def _places(names: Sequence[object]) -> alt.Scale:
+    """Return a scale with a place for each name, even where no cell has a number.
+
+    Defined in: book/figures.md
+    """
+    return alt.Scale(domain=list(range(len(names))))
 
 
 def live_heatmap(
@@ -446,25 +456,20 @@ def live_heatmap(
     _named(row_label=row_label, column_label=column_label)
     values = _matrix(matrix, rows, columns)
     cells = [
-        {
-            "i": i,
-            "j": j,
-            "row": str(rows[i]),
-            "column": str(columns[j]),
-            "value": float(value),
-        }
+        {"i": i, "j": j, "row": str(rows[i]), "column": str(columns[j]), "value": float(value)}
         for (i, j), value in np.ndenumerate(values)
+        if np.isfinite(value)
     ]
     pick = alt.selection_point(fields=["i"], on="click")
-    shade = alt.Scale(scheme="viridis")
-    if values.min() < 0:
-        shade = alt.Scale(scheme="purpleorange", domainMid=0)
+    low, high = _range(values)
+    # Vega's names of our maps of colours.
+    shade = alt.Scale(scheme="purpleorange" if low < 0 else "viridis", domain=[low, high])
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(values=cells), title=title)
         .mark_rect()
         .encode(
-            x=alt.X("j:O", axis=_labels(columns, column_label)),
-            y=alt.Y("i:O", axis=_labels(rows, row_label)),
+            x=alt.X("j:O", axis=_labels(columns, column_label), scale=_places(columns)),
+            y=alt.Y("i:O", axis=_labels(rows, row_label), scale=_places(rows)),
             color=alt.Color("value:Q", scale=shade, title=value_label),
             opacity=alt.condition(pick, alt.value(1), alt.value(0.25)),
             tooltip=[
@@ -498,20 +503,13 @@ def live_lines(
         for a, b in zip(_array(x), _array(y), strict=True)
     ]
     pick = alt.selection_point(fields=["name"], bind="legend")
-    near = alt.selection_point(
-        nearest=True, on="pointerover", clear="pointerout", empty=False
-    )
+    near = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
     names = alt.Scale(domain=list(series))
     legend = alt.Legend(title=None, orient="bottom", columns=3, symbolType="stroke")
-    kind = {
-        False: alt.Scale(zero=False, nice=False),
-        True: alt.Scale(type="log", nice=False),
-    }
+    kind = {False: alt.Scale(zero=False, nice=False), True: alt.Scale(type="log", nice=False)}
     base = alt.Chart(alt.InlineData(values=points), title=title).encode(
         x=alt.X("x:Q", title=x_label, scale=kind[log_x]),
-        y=alt.Y(
-            "y:Q", title=y_label, scale=alt.Scale(type="log") if log_y else alt.Scale()
-        ),
+        y=alt.Y("y:Q", title=y_label, scale=alt.Scale(type="log") if log_y else alt.Scale()),
         color=alt.Color("name:N", scale=names, legend=legend),
     )
     dashes = alt.Scale(domain=list(series), range=[list(d) for d in DASHES])

@@ -1,0 +1,362 @@
+"""Figures say what they show, in places that a reader and a machine can find."""
+
+import json
+import re
+import sys
+import types
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import altair as alt
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.collections import QuadMesh
+
+from annotated_transformer import figures
+from annotated_transformer.figures import (
+    DASHES,
+    PALETTE,
+    bars,
+    canvas,
+    heatmap,
+    lines,
+    live,
+    live_heatmap,
+    live_lines,
+    show,
+)
+
+NUMBERS = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+ROWS, COLUMNS = ["der", "Hund"], ["the", "dog", "the"]
+NAMES = {"row_label": "query", "column_label": "key"}
+CURVES = {"up": ([1, 2, 3], [1, 4, 9]), "down": ([1, 2, 3], [3, 2, 1])}
+AXES = {"x_label": "update", "y_label": "rate"}
+STATIC = Path(__file__).parents[1] / "book" / "_static"
+
+
+def texts(labels):
+    return [label.get_text() for label in labels]
+
+
+def page_svg(picture, index=0):
+    """Parse an inline drawing, which must be well-formed for that."""
+    found = re.findall(r"<svg.*?</svg>", picture.html, flags=re.DOTALL)
+    return ET.fromstring(found[index])
+
+
+def data(spec):
+    """The data of a chart, which Altair keeps apart."""
+    (values,) = spec["datasets"].values()
+    return values
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+# Colours
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#121212"])
+@pytest.mark.parametrize("colour", PALETTE)
+def test_palette_stands_out(colour, page):
+    low, high = sorted((luminance(colour), luminance(page)))
+    assert (high + 0.05) / (low + 0.05) >= 3
+
+
+def test_curves_differ_without_colour():
+    assert len(set(PALETTE)) == len(PALETTE) == len(set(DASHES)) == 6
+
+
+# Matrices: what the reader sees at a place is what the matrix holds there
+
+
+def test_heatmap_rows_are_rows():
+    axes = heatmap(NUMBERS, ROWS, COLUMNS, **NAMES, title="head 1").axes[0]
+    assert texts(axes.get_yticklabels()) == ROWS
+    assert texts(axes.get_xticklabels()) == COLUMNS
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("query", "key")
+    assert axes.get_title() == "head 1"
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, "gradient", "bfloat16"])
+def test_heatmap_writes_each_value_at_its_place(kind):
+    values = {
+        "gradient": lambda v: torch.tensor(v, requires_grad=True),
+        "bfloat16": lambda v: torch.tensor(v, dtype=torch.bfloat16),
+    }.get(kind, kind)(NUMBERS)
+    figure = heatmap(values, ROWS, COLUMNS, **NAMES, annotate=True)
+    axes = figure.axes[0]
+    figure.canvas.draw()
+    seen = {}
+    for text in axes.texts:
+        x, y = text.get_position()
+        nearest = [
+            min(zip(ticks, names, strict=True), key=lambda tick: abs(tick[0] - place))
+            for ticks, names, place in (
+                (axes.get_yticks(), enumerate(ROWS), y),
+                (axes.get_xticks(), enumerate(COLUMNS), x),
+            )
+        ]
+        seen[nearest[0][1], nearest[1][1]] = float(text.get_text())
+    assert seen == {
+        ((i, ROWS[i]), (j, COLUMNS[j])): NUMBERS[i][j] for i in range(2) for j in range(3)
+    }
+    # The first row is drawn above the second.
+    heights = {t.get_text(): t.get_window_extent().y0 for t in axes.get_yticklabels()}
+    assert heights["der"] > heights["Hund"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_heatmap_colours_follow_values(rows, columns, random):
+    values = np.array([[random.random() for _ in range(columns)] for _ in range(rows)])
+    figure = heatmap(values, list(range(rows)), list(range(columns)), **NAMES)
+    mesh = next(c for c in figure.axes[0].collections if isinstance(c, QuadMesh))
+    assert np.array_equal(np.asarray(mesh.get_array()).reshape(rows, columns), values)
+
+
+def test_negative_values_part_at_zero():
+    mesh = heatmap([[-1.0, 3.0]], ["a"], ["b", "c"], **NAMES).axes[0].collections[0]
+    assert (mesh.norm.vmin, mesh.norm.vmax) == (-3, 3)
+    scale = live_heatmap([[-1.0, 3.0]], ["a"], ["b", "c"], **NAMES).to_dict()
+    assert scale["encoding"]["color"]["scale"]["domain"] == [-3, 3]
+
+
+def test_positive_values_start_at_zero():
+    mesh = heatmap([[1.0, 3.0]], ["a"], ["b", "c"], **NAMES).axes[0].collections[0]
+    assert (mesh.norm.vmin, mesh.norm.vmax) == (0, 3)
+
+
+def test_masked_scores_stay_empty():
+    scores = torch.tensor([[1.0, float("-inf")]])
+    figure = heatmap(scores, ["a"], ["b", "c"], **NAMES, annotate=True)
+    mesh = figure.axes[0].collections[0]
+    assert np.ma.getmaskarray(mesh.get_array()).ravel().tolist() == [False, True]
+    assert [t.get_text() for t in figure.axes[0].texts] == ["1", "−∞"]
+    chart = live_heatmap(scores, ["a"], ["b", "c"], **NAMES).to_dict()
+    assert [cell["column"] for cell in data(chart)] == ["b"]
+    assert chart["encoding"]["x"]["scale"]["domain"] == [0, 1]
+
+
+def test_masks_have_no_scale():
+    mask = torch.ones(3, 3, dtype=torch.bool).tril()
+    figure = heatmap(mask, list("abc"), list("abc"), **NAMES, annotate=True)
+    assert len(figure.axes) == 1  # no colour bar
+    assert [t.get_text() for t in figure.axes[0].texts] == list("100110111")
+
+
+def test_many_numbers_are_labelled_thinly_and_tokens_always():
+    matrix = np.zeros((100, 60))
+    axes = heatmap(matrix, list(range(100)), ["token"] * 60, **NAMES).axes[0]
+    rows = texts(axes.get_yticklabels())
+    assert len(rows) <= 25
+    assert [int(row) + 0.5 for row in rows] == list(axes.get_yticks())
+    assert len(texts(axes.get_xticklabels())) == 60
+
+
+@pytest.mark.parametrize("draw", [heatmap, live_heatmap])
+def test_labels_must_fit(draw):
+    with pytest.raises(ValueError, match=r"\(2, 3\) with labels for \(3, 2\)"):
+        draw(NUMBERS, COLUMNS, ROWS, **NAMES)
+
+
+@pytest.mark.parametrize("draw", [heatmap, live_heatmap])
+@pytest.mark.parametrize("missing", NAMES)
+def test_matrix_axes_must_be_named(draw, missing):
+    with pytest.raises(ValueError, match=missing):
+        draw(NUMBERS, ROWS, COLUMNS, **(NAMES | {missing: " "}))
+
+
+# Lines and bars
+
+
+def test_lines_hold_their_series():
+    axes = lines(CURVES, **AXES, log_y=True).axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("update", "rate")
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "log")
+    drawn = {line.get_label(): line for line in axes.lines}
+    assert list(drawn) == list(CURVES)
+    for name, (x, y) in CURVES.items():
+        assert drawn[name].get_xydata().tolist() == [list(p) for p in zip(x, y, strict=True)]
+    assert texts(axes.get_legend().get_texts()) == list(CURVES)
+    assert len({line.get_color() for line in axes.lines}) == 2
+
+
+def test_bars_are_named_and_measured():
+    axes = bars({"encoder": 18.0, "decoder": 25.0}, value_label="M", name_label="part").axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("M", "part")
+    assert texts(axes.get_yticklabels()) == ["encoder", "decoder"]
+    assert [bar.get_width() for bar in axes.patches] == [18, 25]
+    assert axes.yaxis_inverted()  # the first on top
+    assert texts(axes.texts) == ["18", "25"]
+
+
+@pytest.mark.parametrize("draw", [lines, live_lines])
+@pytest.mark.parametrize("missing", AXES)
+def test_line_axes_must_be_named(draw, missing):
+    with pytest.raises(ValueError, match=missing):
+        draw(CURVES, **(AXES | {missing: ""}))
+
+
+def test_bar_axes_must_be_named():
+    with pytest.raises(ValueError, match="value_label"):
+        bars({"a": 1.0}, value_label="", name_label="part")
+
+
+def test_parts_share_a_canvas():
+    figure, axes = canvas(1, 2, size=(6, 3))
+    assert axes.shape == (1, 2)
+    assert heatmap(NUMBERS, ROWS, COLUMNS, **NAMES, ax=axes[0, 0]) is figure
+    assert lines(CURVES, **AXES, ax=axes[0, 1]) is figure
+    assert figure.get_size_inches().tolist() == [6, 3]
+
+
+# On the page
+
+
+def test_picture_follows_the_text_and_needs_nothing():
+    picture = show(lines(CURVES, **AXES), 'Up "and" down')
+    assert picture.png.startswith(b"\x89PNG")
+    assert repr(picture) == 'Up "and" down'
+    bundle = picture._repr_mimebundle_()
+    assert set(bundle) == {"text/html", "image/png", "text/plain"}
+    svg = page_svg(picture)
+    assert svg.get("aria-label") == 'Up "and" down'
+    assert svg.get("role") == "img"
+    assert svg.get("viewBox")  # without it the drawing could not shrink
+    assert "currentColor" in picture.html
+    assert figures.INK not in picture.html
+    assert "<style" not in picture.html
+    assert not re.search(r'(href|src)="(?!#)', picture.html)
+    assert "update" in picture.html  # text stays text
+
+
+def test_picture_is_closed():
+    figure, _ = plt.subplots()
+    show(figure, "nothing")
+    assert not plt.fignum_exists(figure.number)
+
+
+def test_same_figure_same_bytes():
+    pictures = [show(heatmap(NUMBERS, ROWS, COLUMNS, **NAMES), "numbers") for _ in range(2)]
+    assert pictures[0] == pictures[1]
+    charts = [live(live_lines(CURVES, **AXES), "curves") for _ in range(2)]
+    assert charts[0] == charts[1]
+
+
+def test_drawings_on_one_page_do_not_share_names():
+    pages = [show(lines({"a": ([0, 1], [0, k])}, **AXES), "a").html for k in (1, 2)]
+    ids = [set(re.findall(r'\bid="([^"]+)"', page)) for page in pages]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    for page, own in zip(pages, ids, strict=True):
+        used = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', page)
+        assert {a or b for a, b in used} <= own
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_alternative_text_is_mandatory(empty):
+    with pytest.raises(ValueError, match="alt_text"):
+        show(lines(CURVES, **AXES), empty)
+    with pytest.raises(ValueError, match="alt_text"):
+        live(live_lines(CURVES, **AXES), empty)
+
+
+# Charts
+
+
+def shown_cells(chart):
+    """What a live matrix says, by the labels that the reader sees on its axes."""
+    spec = chart.to_dict()
+    labels = {}
+    for axis, field in (("x", "j"), ("y", "i")):
+        assert spec["encoding"][axis]["field"] == field
+        expression = spec["encoding"][axis]["axis"]["labelExpr"]
+        names, _, rest = expression.rpartition("[datum.value]")
+        assert not rest
+        labels[field] = json.loads(names)
+    return spec, [(labels["i"][c["i"]], labels["j"][c["j"]], c["value"]) for c in data(spec)]
+
+
+def test_live_heatmap_rows_are_rows():
+    spec, cells = shown_cells(live_heatmap(NUMBERS, ROWS, COLUMNS, **NAMES))
+    assert cells == [(ROWS[i], COLUMNS[j], NUMBERS[i][j]) for i in range(2) for j in range(3)]
+    assert spec["encoding"]["y"]["axis"]["title"] == "query"
+    assert spec["encoding"]["x"]["axis"]["title"] == "key"
+    for cell, (row, column, _) in zip(data(spec), cells, strict=True):
+        assert (cell["row"], cell["column"]) == (row, column)  # what the tooltip says
+
+
+def test_live_lines_hold_their_series():
+    spec = live_lines(CURVES, **AXES, log_x=True, log_y=True).to_dict()
+    values = data(spec)
+    for name, (x, y) in CURVES.items():
+        mine = [(v["x"], v["y"]) for v in values if v["name"] == name]
+        assert mine == list(zip(x, y, strict=True))
+    for layer in spec["layer"]:
+        for axis, label in (("x", "update"), ("y", "rate")):
+            assert layer["encoding"][axis]["title"] == label
+            assert layer["encoding"][axis]["scale"]["type"] == "log"
+
+
+def test_live_lines_refuse_unequal_lengths():
+    with pytest.raises(ValueError, match="argument 2"):
+        live_lines({"a": ([1, 2], [1])}, **AXES)
+
+
+def test_live_has_a_still_picture_and_its_chart():
+    picture = live(live_heatmap(NUMBERS, ["</script>", "b"], COLUMNS, **NAMES), "numbers")
+    still = page_svg(picture)
+    assert still.get("aria-label") == "numbers"
+    (spec,) = re.findall(r'<script type="application/json">(.*?)</script>', picture.html, re.S)
+    chart = json.loads(spec)
+    assert chart["description"] == "numbers"
+    assert data(chart)[0]["row"] == "</script>"
+    assert "vega-embed" in picture.html  # by which the build knows that Vega is needed
+    assert figures.INK not in picture.html
+    assert not re.search(r'(href|src)="(?!#)', picture.html)
+    assert picture.png.startswith(b"\x89PNG")
+
+
+def test_live_takes_any_chart():
+    points = alt.InlineData(values=[{"a": 1, "b": 2}])
+    chart = alt.Chart(points).mark_point().encode(x=alt.X("a:Q"), y=alt.Y("b:Q"))
+    assert "<svg" in live(chart | chart, "two points").html
+
+
+def test_colab_uses_its_own_way(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    picture = live(live_lines(CURVES, **AXES), "curves")
+    assert "cdn.jsdelivr.net" in picture.html
+
+
+# The drawings by hand
+
+
+@pytest.mark.parametrize("name", ["transformer", "attention", "multi_head"])
+def test_drawing_describes_itself_and_follows_the_text(name):
+    text = (STATIC / f"{name}.svg").read_text()
+    svg = ET.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    labels = svg.get("aria-labelledby").split()
+    described = {svg.find(f"{space}title").get("id"), svg.find(f"{space}desc").get("id")}
+    assert set(labels) == described
+    assert svg.get("fill") == "currentColor"
+    # Inside a page, its styles and names must stay its own.
+    own = svg.get("id")
+    style = svg.find(f"{space}style").text
+    selectors = re.findall(r"^\s*([^{]+)\{", style, re.MULTILINE)
+    assert all(s.startswith((f"#{own} ", "svg:root")) for s in selectors)
+    assert all(i.startswith(own) for i in re.findall(r'\bid="([^"]+)"', text))
+    # At 400 px, less the margins of the page, text keeps at least 8 px.
+    width = float(svg.get("viewBox").split()[2])
+    sizes = [float(size) for size in re.findall(r"font-size[:=]\W*([\d.]+)", text)]
+    assert min(sizes) * 360 / width >= 7
+    assert float(svg.get("font-size")) * 360 / width >= 9
