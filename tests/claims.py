@@ -1,0 +1,222 @@
+"""Run the cells that check a claim of the paper, as they are and on a broken variant.
+
+A check that cannot fail is worth nothing. A test breaks a chapter on purpose, by replacing a
+piece of its code, and sees the tagged cell complain::
+
+    from tests.claims import assert_claim_can_fail
+
+    def test_equation_1_needs_its_scale():
+        assert_claim_can_fail(
+            "model/attention", "3.2a", "/ math.sqrt(query.size(-1))", "/ query.size(-1)"
+        )
+
+Only the cells that the tagged ones depend on are run, those without their own assertions, so that
+no other check of the chapter fails first. A cell that needs a certain random state must set it
+itself, or take numbers from a cell whose names it uses. Figures are not drawn: ``show`` and
+``live`` do nothing here.
+"""
+
+from __future__ import annotations
+
+import ast
+import codeop
+import functools
+import sys
+import types
+import unittest.mock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import torch
+
+BOOK = Path(__file__).resolve().parents[1] / "book"
+PICTURES = {"show", "live", "print", "display"}  # calls that change nothing
+
+
+class CellError(Exception):
+    """A cell raised an exception, which is the ``__cause__``."""
+
+    def __init__(self, number: int, tagged: bool, error: Exception) -> None:
+        super().__init__(f"cell {number}: {type(error).__name__}: {error}")
+        self.tagged = tagged
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A code cell: its place among the code cells of the chapter, its source and its tags."""
+
+    number: int
+    source: str
+    tags: frozenset[str]
+
+    def checks(self, claim: str) -> bool:
+        """Whether the cell is tagged with the claim, or with one kind of check of it."""
+        return any(tag == f"claim-{claim}" or tag[:-2] == f"claim-{claim}" for tag in self.tags)
+
+
+@functools.lru_cache
+def cells(chapter: str) -> tuple[Cell, ...]:
+    """Read the code cells of ``book/<chapter>.md``, without the install cell for Colab."""
+    name = chapter.removeprefix("book/").removesuffix(".md")
+    notebook = jupytext.read(BOOK / f"{name}.md")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    found = (
+        Cell(number, cell.source, frozenset(cell.metadata.get("tags", [])))
+        for number, cell in enumerate(code, start=1)
+    )
+    return tuple(cell for cell in found if "remove-cell" not in cell.tags)
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a statement at the top level of a cell binds."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
+    nested = (n for n in ast.walk(statement) if isinstance(n, ast.stmt) and n is not statement)
+    return _names(statement, ast.Store) | {name for inner in nested for name in _bound(inner)}
+
+
+def _touched(statement: ast.stmt) -> set[str]:
+    """Names whose objects a statement may change without binding them."""
+    if isinstance(statement, ast.Assert | ast.FunctionDef | ast.ClassDef):
+        return set()
+    if isinstance(statement, ast.Expr):
+        call = statement.value
+        if not isinstance(call, ast.Call):
+            return set()
+        if isinstance(call.func, ast.Name) and call.func.id in PICTURES:
+            return set()
+    return _names(statement, ast.Load)
+
+
+def _fixed(chapter: tuple[Cell, ...]) -> set[str]:
+    """Modules, functions and classes: using them does not change them."""
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    body = [statement for cell in chapter for statement in ast.parse(cell.source).body]
+    return {name for part in body if isinstance(part, kinds) for name in _bound(part)}
+
+
+def needed(chapter: tuple[Cell, ...], claim: str) -> list[Cell]:
+    """Return the cells that check a claim, and those that they depend on, in order."""
+    last = max((i for i, cell in enumerate(chapter) if cell.checks(claim)), default=-1)
+    assert last >= 0, f"no cell is tagged claim-{claim}"
+    kept: list[Cell] = []
+    wanted: set[str] = set()
+    fixed = _fixed(chapter)
+    for cell in reversed(chapter[: last + 1]):
+        body = _body(cell, claim)
+        bound = {name for statement in body for name in _bound(statement)}
+        touched = {name for statement in body for name in _touched(statement)}
+        future = any(isinstance(s, ast.ImportFrom) and s.module == "__future__" for s in body)
+        if cell.checks(claim) or future or wanted & (bound | (touched - fixed)):
+            kept.append(cell)
+            wanted |= set().union(*(_names(statement, ast.Load) for statement in body))
+    return kept[::-1]
+
+
+def _body(cell: Cell, claim: str, replace: tuple[str, str] = ("", "")) -> list[ast.stmt]:
+    """Parse a cell; one that does not check the claim loses its own assertions."""
+    body = ast.parse(cell.source.replace(*replace) if replace[0] else cell.source).body
+    if cell.checks(claim):
+        return body
+    return [statement for statement in body if not isinstance(statement, ast.Assert)]
+
+
+@contextmanager
+def _sandbox(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the namespace of a new module; put random state and global settings back after."""
+    module = types.ModuleType(name)
+    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    threads = torch.get_num_threads()
+    from annotated_transformer import figures
+
+    quiet = unittest.mock.patch.multiple(figures, show=lambda *_: None, live=lambda *_: None)
+    with quiet, unittest.mock.patch.dict(sys.modules, {name: module}), torch.random.fork_rng():
+        torch.manual_seed(0)
+        try:
+            yield module.__dict__
+        finally:
+            figures.plt.close("all")
+            torch.set_float32_matmul_precision(precision)
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+
+
+def run_claim(
+    chapter: str, claim: str, replace: tuple[str, str] | None = None, *, whole: bool = False
+) -> dict[str, Any]:
+    """Run the cells that check a claim, and what they depend on.
+
+    Args:
+        chapter: The chapter's path in the book, such as ``"model/attention"``.
+        claim: Number of the claim, such as ``"3.2a"``.
+        replace: Old and new text; the old text must occur once in the cells that are run.
+        whole: Run every cell up to the last tagged one, and not only those needed.
+
+    Returns:
+        The names that the cells defined.
+
+    Raises:
+        CellError: A cell failed.
+    """
+    every = cells(chapter)
+    chosen = needed(every, claim)
+    if whole:
+        chosen = [cell for cell in every if cell.number <= chosen[-1].number]
+    if replace is not None:
+        count = sum(cell.source.count(replace[0]) for cell in chosen)
+        assert count == 1, f"{replace[0]!r} occurs {count} times in the cells that are run"
+    compiler = codeop.Compile()  # keeps `from __future__` from cell to cell, as a notebook does
+    with _sandbox(f"_claim_{claim.replace('.', '_')}") as namespace:
+        for cell in chosen:
+            tree = ast.Module(_body(cell, claim, replace or ("", "")), [])
+            code = compiler(tree, f"{chapter}.md[cell {cell.number}]", "exec")  # type: ignore[arg-type]
+            try:
+                exec(code, namespace)
+            except Exception as error:
+                raise CellError(cell.number, cell.checks(claim), error) from error
+    return namespace
+
+
+@functools.lru_cache
+def _passes(chapter: str, claim: str, whole: bool) -> None:
+    run_claim(chapter, claim, whole=whole)
+
+
+def assert_claim_can_fail(
+    chapter: str, claim: str, old: str, new: str, *, whole: bool = False
+) -> None:
+    """Assert that a claim holds in its chapter, and is refuted when the code is broken.
+
+    Args:
+        chapter: The chapter's path in the book, such as ``"model/attention"``.
+        claim: Number of the claim.
+        old: Text of the chapter's code, which occurs once.
+        new: What breaks it.
+        whole: Run every cell up to the tagged ones, and not only those needed.
+
+    Raises:
+        AssertionError: The unbroken check fails, or the broken one passes or ends otherwise
+            than by an assertion of a tagged cell.
+    """
+    try:
+        _passes(chapter, claim, whole)
+    except CellError as error:
+        raise AssertionError(f"claim {claim} fails unbroken: {error}") from error
+    refuted: CellError | None = None
+    try:
+        run_claim(chapter, claim, (old, new), whole=whole)
+    except CellError as error:
+        refuted = error
+    assert refuted is not None, f"claim {claim} does not notice {old!r} -> {new!r}"
+    proper = refuted.tagged and isinstance(refuted.__cause__, AssertionError)
+    assert proper, f"the broken variant ends otherwise: {refuted}"
