@@ -11,7 +11,10 @@ from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "book/reference/api"
-ORIGIN = re.compile(r"(?P<before>Defined in.*?)\(?\bbook/(?P<page>[\w/]+)\.md\b\)?")
+ORIGIN = re.compile(
+    r"(?P<before>Defined in: |Defined in the chapter )"
+    r"(?:\*[^*]+\*\s\()?\bbook/(?P<page>[\w/]+)\.md\b\)?"
+)
 
 
 def reading_order(toc: Path = ROOT / "_toc.yml") -> list[str]:
@@ -38,7 +41,7 @@ def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == PAGE:
         for name in modules():
             source[0] += (
-                f"\n## {name}\n\n```{{eval-rst}}\n"
+                f"\n## {name.removeprefix(PACKAGE + '.')}\n\n```{{eval-rst}}\n"
                 f".. automodule:: {name}\n   :members:\n   :show-inheritance:\n```\n"
             )
 
@@ -46,13 +49,14 @@ def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
 def link_origin(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Turn the line of a docstring that names its chapter into a link."""
-    for row, line in enumerate(lines):
-        if (match := ORIGIN.search(line)) and app.env.found_docs:
-            page = f"book/{match['page']}"
-            if page in app.env.found_docs:
-                link = f"{match['before']}:doc:`/{page}`"
-                lines[row] = ORIGIN.sub(lambda _: link, line)  # noqa: B023
+    """Turn the last words of a docstring, which name its chapter, into a link."""
+
+    def link(match: re.Match[str]) -> str:
+        page = f"book/{match['page']}"
+        known = page in app.env.found_docs
+        return f"{match['before']}:doc:`/{page}`" if known else match[0]
+
+    lines[:] = ORIGIN.sub(link, "\n".join(lines)).split("\n")
 
 
 def always(

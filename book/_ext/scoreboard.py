@@ -262,9 +262,7 @@ def purge(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
     pages(env).discard(docname)
 
 
-def merge(
-    app: Sphinx, env: BuildEnvironment, docnames: set[str], other: BuildEnvironment
-) -> None:
+def merge(app: Sphinx, env: BuildEnvironment, docnames: set[str], other: BuildEnvironment) -> None:
     """Take what a parallel reader found."""
     for docname in docnames:
         if docname in stored(other):
@@ -300,9 +298,7 @@ def render(app: Sphinx, docname: str) -> Iterator[nodes.Node]:
     claims = load_claims()
     records = load_records(claims)
     cells = [cell for page in sorted(stored(app.env)) for cell in stored(app.env)[page]]
-    board = {
-        key: settle(claim, cells, records.get(key, [])) for key, claim in claims.items()
-    }
+    board = {key: settle(claim, cells, records.get(key, [])) for key, claim in claims.items()}
     yield summary(board)
     for prefix, heading in SECTIONS.items():
         rows = [claims[key] for key in claims if key.split(".")[0] == prefix]
@@ -330,7 +326,7 @@ def row_of(
     target = nodes.target("", "", ids=[f"score-{claim.id.replace('.', '-').lower()}"])
     name = nodes.paragraph("", "", target, nodes.strong("", claim.id))
     statement = nodes.paragraph("", "", *inline(claim.claim))
-    statement += nodes.inline("", f" (§ {claim.section})", classes=["section"])
+    statement += nodes.inline("", f" (§\u00a0{claim.section})", classes=["section"])
     checks: list[nodes.Node] = []
     states: list[nodes.Node] = []
     for verdict in verdicts:
@@ -379,9 +375,7 @@ def inline(text: str) -> list[nodes.Node]:
     return found
 
 
-def table(
-    head: list[str], widths: list[int], rows: list[list[list[nodes.Node]]]
-) -> nodes.table:
+def table(head: list[str], widths: list[int], rows: list[list[list[nodes.Node]]]) -> nodes.table:
     """Return a table with a head."""
     group = nodes.tgroup("", cols=len(head))
     group += [nodes.colspec("", colwidth=width) for width in widths]
