@@ -941,6 +941,57 @@ def owned(writer: Writer, phrase: Phrase) -> Phrase:
     return with_suffix(phrase, (of, *words), owner.german["genitive"])
 
 
+RELATIVES = {**DEFINITE, "dative": "dem der dem denen"}
+
+
+def related(writer: Writer, phrase: Phrase) -> Phrase:
+    """Add a relative clause, in which German sends the verb to the end.
+
+    Defined in: book/translation/corpora.md
+    """
+    tense = writer.rng.choice(["present", "past"])
+    pronoun = frozenset({next(writer.links)})
+    if phrase.kind in ("standing", "lying"):
+        case: Case = "accusative"
+        clause = write_clause(
+            writer, write_person(writer), choose_verb(writer, "thing"), tense=tense
+        )
+        word = Word("that", pronoun)
+    elif phrase.kind == "person" and writer.chance(0.4):
+        case = "dative"
+        clause = write_clause(
+            writer, write_person(writer), choose_verb(writer, "dative"), tense=tense
+        )
+        word = Word("whom", pronoun)
+    else:
+        return _related_subject(writer, phrase, tense, pronoun)
+    german = (Word(form(RELATIVES, case, phrase.gender), pronoun),)
+    return with_suffix(
+        phrase,
+        (word, *english_order(clause)),
+        (comma(), *german, *german_order(clause, "last"), comma()),
+    )
+
+
+def _related_subject(writer: Writer, phrase: Phrase, tense: str, pronoun: frozenset[int]) -> Phrase:
+    word = Word("who" if phrase.kind == "person" else "that", pronoun)
+    relative = Word(form(RELATIVES, "nominative", phrase.gender), pronoun)
+    subject = replace(phrase, english={"nominative": (word,)}, german={"nominative": (relative,)})
+    if phrase.kind == "person" and writer.chance(0.5):
+        thing: tuple[Phrase, Case] = (write_thing(writer, determiners="def ein mein"), "accusative")
+        clause = write_clause(writer, subject, choose_verb(writer, "thing"), thing, tense=tense)
+    else:
+        place = write_place(writer) if writer.chance(0.5) else None
+        clause = write_clause(
+            writer, subject, choose_verb(writer, "none"), tense=tense, place=place
+        )
+    return with_suffix(
+        phrase,
+        english_order(clause),
+        (comma(), *german_order(clause, "last"), comma()),
+    )
+
+
 SHAPES = ("thing", "thing", "thing", "person", "dative", "both", "none", "motion", "drink", "food")
 
 
@@ -1012,57 +1063,6 @@ def statement(writer: Writer) -> Sentence:
     """
     clause = action_clause(writer, write_person(writer))
     return english_order(clause), german_order(clause, "second"), "."
-
-
-RELATIVES = {**DEFINITE, "dative": "dem der dem denen"}
-
-
-def related(writer: Writer, phrase: Phrase) -> Phrase:
-    """Add a relative clause, in which German sends the verb to the end.
-
-    Defined in: book/translation/corpora.md
-    """
-    tense = writer.rng.choice(["present", "past"])
-    pronoun = frozenset({next(writer.links)})
-    if phrase.kind in ("standing", "lying"):
-        case: Case = "accusative"
-        clause = write_clause(
-            writer, write_person(writer), choose_verb(writer, "thing"), tense=tense
-        )
-        word = Word("that", pronoun)
-    elif phrase.kind == "person" and writer.chance(0.4):
-        case = "dative"
-        clause = write_clause(
-            writer, write_person(writer), choose_verb(writer, "dative"), tense=tense
-        )
-        word = Word("whom", pronoun)
-    else:
-        return _related_subject(writer, phrase, tense, pronoun)
-    german = (Word(form(RELATIVES, case, phrase.gender), pronoun),)
-    return with_suffix(
-        phrase,
-        (word, *english_order(clause)),
-        (comma(), *german, *german_order(clause, "last"), comma()),
-    )
-
-
-def _related_subject(writer: Writer, phrase: Phrase, tense: str, pronoun: frozenset[int]) -> Phrase:
-    word = Word("who" if phrase.kind == "person" else "that", pronoun)
-    relative = Word(form(RELATIVES, "nominative", phrase.gender), pronoun)
-    subject = replace(phrase, english={"nominative": (word,)}, german={"nominative": (relative,)})
-    if phrase.kind == "person" and writer.chance(0.5):
-        thing: tuple[Phrase, Case] = (write_thing(writer, determiners="def ein mein"), "accusative")
-        clause = write_clause(writer, subject, choose_verb(writer, "thing"), thing, tense=tense)
-    else:
-        place = write_place(writer) if writer.chance(0.5) else None
-        clause = write_clause(
-            writer, subject, choose_verb(writer, "none"), tense=tense, place=place
-        )
-    return with_suffix(
-        phrase,
-        english_order(clause),
-        (comma(), *german_order(clause, "last"), comma()),
-    )
 
 
 def description(writer: Writer) -> Sentence:
@@ -1536,24 +1536,6 @@ SOURCES = (  # the same bytes at each; the checksum decides
     f"https://cdn.jsdelivr.net/gh/multi30k/dataset@{COMMIT}/data/task1/raw/",
     f"https://github.com/multi30k/dataset/raw/{COMMIT}/data/task1/raw/",
 )
-MULTI30K_CONTENTS = {  # split, language, size in bytes: SHA-256
-    ("train", "de", 637044): ("726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-    ("train", "en", 568929): ("d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-    ("val", "de", 24681): ("f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-    ("val", "en", 21650): ("14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
-    ("test_2016_flickr", "de", 22890): (
-        "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"
-    ),
-    ("test_2016_flickr", "en", 21077): (
-        "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"
-    ),
-    ("test_2017_flickr", "de", 21471): (
-        "a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee"
-    ),
-    ("test_2017_flickr", "en", 19138): (
-        "76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -1573,6 +1555,26 @@ class RemoteFile:
     urls: tuple[str, ...]
     sha256: str
     size: int
+
+
+MULTI30K_CONTENTS = {  # split, language, size in bytes: SHA-256
+    ("train", "de", 637044): ("726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+    ("train", "en", 568929): ("d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+    ("val", "de", 24681): ("f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+    ("val", "en", 21650): ("14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+    ("test_2016_flickr", "de", 22890): (
+        "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"
+    ),
+    ("test_2016_flickr", "en", 21077): (
+        "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"
+    ),
+    ("test_2017_flickr", "de", 21471): (
+        "a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee"
+    ),
+    ("test_2017_flickr", "en", 19138): (
+        "76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074"
+    ),
+}
 
 
 def _multi30k_file(split: str, language: str, size: int, sha256: str) -> RemoteFile:
