@@ -498,29 +498,30 @@ def live_lines(
     """
     _named(x_label=x_label, y_label=y_label)
     points = [
-        {"name": name, "x": float(a), "y": float(b)}
+        {"curve": name, "x": float(a), "y": float(b)}
         for name, (x, y) in series.items()
         for a, b in zip(_array(x), _array(y), strict=True)
     ]
-    pick = alt.selection_point(fields=["name"], bind="legend")
-    near = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
+    pick = alt.selection_point(fields=["curve"], bind="legend")
+    # Not nearest=True: Vega-Lite 6.4 then loses the name of the curve in the tooltip.
+    near = alt.selection_point(on="pointerover", clear="pointerout", empty=False)
     names = alt.Scale(domain=list(series))
     legend = alt.Legend(title=None, orient="bottom", columns=3, symbolType="stroke")
     kind = {False: alt.Scale(zero=False, nice=False), True: alt.Scale(type="log", nice=False)}
     base = alt.Chart(alt.InlineData(values=points), title=title).encode(
         x=alt.X("x:Q", title=x_label, scale=kind[log_x]),
         y=alt.Y("y:Q", title=y_label, scale=alt.Scale(type="log") if log_y else alt.Scale()),
-        color=alt.Color("name:N", scale=names, legend=legend),
+        color=alt.Color("curve:N", scale=names, legend=legend),
     )
     dashes = alt.Scale(domain=list(series), range=[list(d) for d in DASHES])
     curve = base.mark_line().encode(
-        strokeDash=alt.StrokeDash("name:N", scale=dashes, legend=legend),
+        strokeDash=alt.StrokeDash("curve:N", scale=dashes, legend=legend),
         opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
     )
-    dots = base.mark_circle(size=60).encode(
+    dots = base.mark_circle(size=120).encode(
         opacity=alt.condition(near, alt.value(1), alt.value(0)),
         tooltip=[
-            alt.Tooltip("name:N", title="curve"),
+            alt.Tooltip("curve:N"),
             alt.Tooltip("x:Q", title=x_label, format=",.4~g"),
             alt.Tooltip("y:Q", title=y_label, format=",.4~g"),
         ],

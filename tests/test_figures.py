@@ -298,7 +298,7 @@ def test_live_lines_hold_their_series():
     spec = live_lines(CURVES, **AXES, log_x=True, log_y=True).to_dict()
     values = data(spec)
     for name, (x, y) in CURVES.items():
-        mine = [(v["x"], v["y"]) for v in values if v["name"] == name]
+        mine = [(v["x"], v["y"]) for v in values if v["curve"] == name]
         assert mine == list(zip(x, y, strict=True))
     for layer in spec["layer"]:
         for axis, label in (("x", "update"), ("y", "rate")):
