@@ -58,7 +58,7 @@ strict: $(READY)
 	$(JB) -W -n --keep-going
 
 browser: $(READY)
-	$(BIN)/python -m pytest -q -rs tests/browser
+	$(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist=load tests/browser
 
 clean:
 	rm -rf _build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

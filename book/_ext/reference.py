@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from docutils import nodes
 from export import PACKAGE, front_matter
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.domains import Domain
 from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +62,18 @@ def link_origin(
     lines[:] = ORIGIN.sub(link, "\n".join(lines)).split("\n")
 
 
+def quiet(app: Sphinx, domain: Domain | None, node: pending_xref) -> bool | None:
+    """Ask for no link where an annotation names a type of another library.
+
+    A reference that an author writes as a role must lead somewhere.
+    """
+    written = isinstance(node.next_node(), nodes.literal)
+    target = str(node.get("reftarget", ""))
+    python = domain is not None and domain.name == "py"
+    is_name = all(part.isidentifier() for part in target.split("."))
+    return True if python and is_name and not written else None
+
+
 def always(
     app: Sphinx,
     env: BuildEnvironment,
@@ -74,5 +89,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.connect("source-read", add_modules)
     app.connect("autodoc-process-docstring", link_origin, priority=900)
+    app.connect("warn-missing-reference", quiet)
     app.connect("env-get-outdated", always)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
