@@ -1,0 +1,114 @@
+"""Figures answer to the mouse, print, follow the theme, and need no scripts."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+HTML = Path(__file__).parents[2] / "_build" / "html"
+FIGURES = "book/figures.html"
+LIVE = [
+    path.relative_to(HTML).as_posix()
+    for path in sorted((HTML / "book").rglob("*.html"))
+    if 'class="live-figure"' in path.read_text(encoding="utf-8")
+]
+# What is behind an element: the nearest background that is not transparent.
+BEHIND = """(element) => {
+  for (let e = element; e; e = e.parentElement) {
+    const colour = getComputedStyle(e).backgroundColor;
+    if (colour !== "rgba(0, 0, 0, 0)") return colour;
+  }
+}"""
+
+
+@pytest.fixture
+def page(browser: Browser, site: str) -> Iterator[Page]:
+    """Open the chapter on figures in the dark, its charts alive."""
+    context = browser.new_context(color_scheme="dark", viewport={"width": 1200, "height": 900})
+    page = context.new_page()
+    page.goto(f"{site}/{FIGURES}")
+    page.wait_for_selector(".live-figure[data-live=yes]")
+    yield page
+    context.close()
+
+
+@pytest.mark.parametrize("path", LIVE)
+def test_charts_come_to_life(browser: Browser, site: str, path: str) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{site}/{path}")
+    page.wait_for_function(
+        "document.querySelectorAll('.live-figure:not([data-live=yes])').length === 0"
+    )
+    for box in page.locator(".live-figure").all():
+        assert box.locator(".moving svg").count() == 1
+        if box.locator(".moving").evaluate("e => e.offsetParent !== null"):
+            assert not box.locator(".still").is_visible()
+    context.close()
+
+
+def test_figures_page_has_charts() -> None:
+    assert FIGURES in LIVE
+
+
+def test_cell_tells_its_place_and_click_keeps_its_row(page: Page) -> None:
+    cells = page.locator(".live-figure").first.locator(".moving .mark-rect path")
+    cells.nth(7).hover()  # the second row of five, the third column
+    told = page.locator("#vg-tooltip-element").inner_text().split()
+    assert told[:4] == ["query", "cat", "key", "saw"]
+    cells.nth(7).click()
+    page.wait_for_function(
+        """() => {
+          const cells = [...document.querySelectorAll(".moving .mark-rect path")];
+          return cells.slice(0, 25).every((cell, i) =>
+            (Number(cell.getAttribute("opacity")) === 1) === (5 <= i && i < 10));
+        }"""
+    )
+
+
+def test_legend_singles_out_a_curve(page: Page) -> None:
+    box = page.locator(".live-figure").nth(1)
+    box.locator(".moving .role-legend-label text").nth(1).click()
+    page.wait_for_function(
+        """() => [...document.querySelectorAll(".live-figure")][1]
+          .querySelectorAll(".moving .mark-line path[opacity='0.15']").length === 2"""
+    )
+    box.locator(".moving .mark-symbol path").nth(50).hover()
+    assert "2 waves" in page.locator("#vg-tooltip-element").inner_text()
+
+
+def test_paper_gets_the_still_picture_in_dark_ink(page: Page) -> None:
+    page.evaluate(
+        """() => addEventListener("beforeprint", () => {
+          window.ink = getComputedStyle(document.querySelector(".still svg")).color;
+        })"""
+    )
+    page.pdf()
+    assert max(map(int, re.findall(r"\d+", page.evaluate("window.ink")))) < 100
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.emulate_media(media="print")
+    box = page.locator(".live-figure").first
+    assert box.locator(".still").is_visible()
+    assert not box.locator(".moving").is_visible()
+
+
+def test_without_scripts_the_still_picture_stays(browser: Browser, site: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{site}/{FIGURES}")
+    box = page.locator(".live-figure").first
+    assert box.locator(".still").is_visible()
+    assert not box.locator(".moving").is_visible()
+    context.close()
+
+
+def test_figures_stand_on_the_page_itself(page: Page) -> None:
+    for figure in page.locator(".cell_output svg[role=img]").all():
+        around = figure.evaluate(f"e => ({BEHIND})(e.closest('.cell'))")
+        assert figure.evaluate(BEHIND) == around
+    text = page.evaluate("getComputedStyle(document.querySelector('article p')).color")
+    assert page.locator(".cell_output svg[role=img]").first.evaluate(
+        "e => getComputedStyle(e).color"
+    ) in {text, page.evaluate("getComputedStyle(document.body).color")}
