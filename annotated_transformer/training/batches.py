@@ -17,6 +17,28 @@ from annotated_transformer.model.attention import padding_mask, subsequent_mask
 from annotated_transformer.notation import BOS, EOS, PAD
 
 
+def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
+    """Return a block ``(batch, longest)`` of token numbers, padded at the right.
+
+    Defined in: book/training/batches.md
+    """
+    width = max((len(s) for s in sequences), default=0)
+    return torch.tensor([[*s, *[pad] * (width - len(s))] for s in sequences], dtype=torch.long)
+
+
+def make_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
+    """Make a batch: sources end with EOS, targets stand between BOS and EOS.
+
+    Args:
+        sources: Token numbers of each source sentence, without special symbols.
+        targets: Likewise for the target.
+
+    Defined in: book/training/batches.md
+    """
+    src = pad_sequences([[*s, EOS] for s in sources])
+    return Batch(src, pad_sequences([[BOS, *t, EOS] for t in targets]))
+
+
 class Batch:
     """A batch of sentence pairs, with masks (sections 3.2.3 and 5.1).
 
@@ -69,30 +91,29 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device."""
-        tgt = torch.cat([self.tgt, self.tgt_y[:, -1:]], dim=1).to(device)
+        tgt = None
+        if hasattr(self, "tgt"):
+            tgt = torch.cat([self.tgt, self.tgt_y[:, -1:]], dim=1).to(device)
         return Batch(self.src.to(device), tgt, self.pad)
 
 
-def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
-    """Return a block ``(batch, longest)`` of token numbers, padded at the right.
+def _fill(
+    order: Sequence[int], lengths: Sequence[tuple[int, int]], max_tokens: int
+) -> Iterator[list[int]]:
+    """Cut an order into batches, each as large as fits.
 
     Defined in: book/training/batches.md
     """
-    width = max((len(s) for s in sequences), default=0)
-    return torch.tensor([[*s, *[pad] * (width - len(s))] for s in sequences], dtype=torch.long)
-
-
-def make_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
-    """Make a batch: sources end with EOS, targets stand between BOS and EOS.
-
-    Args:
-        sources: Token numbers of each source sentence, without special symbols.
-        targets: Likewise for the target.
-
-    Defined in: book/training/batches.md
-    """
-    src = pad_sequences([[*s, EOS] for s in sources])
-    return Batch(src, pad_sequences([[BOS, *t, EOS] for t in targets]))
+    batch: list[int] = []
+    width = 0  # longest sentence so far
+    for i in order:
+        width = max(width, *lengths[i])
+        if batch and width * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch, width = [], max(lengths[i])
+        batch.append(i)
+    if batch:
+        yield batch
 
 
 def token_batches(
@@ -145,22 +166,3 @@ def token_batches(
         batches.extend(_fill(by_length, lengths, max_tokens))
     chance.shuffle(batches)
     return batches
-
-
-def _fill(
-    order: Sequence[int], lengths: Sequence[tuple[int, int]], max_tokens: int
-) -> Iterator[list[int]]:
-    """Cut an order into batches, each as large as fits.
-
-    Defined in: book/training/batches.md
-    """
-    batch: list[int] = []
-    width = 0  # longest sentence so far
-    for i in order:
-        width = max(width, *lengths[i])
-        if batch and width * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch, width = [], max(lengths[i])
-        batch.append(i)
-    if batch:
-        yield batch
