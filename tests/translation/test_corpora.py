@@ -1,0 +1,898 @@
+"""Tests of the grammar, of the readers, and of the downloads."""
+
+import dataclasses
+import errno
+import gzip
+import hashlib
+import io
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.translation import corpora
+from annotated_transformer.translation.corpora import (
+    CORPORA,
+    DATA_VARIABLE,
+    GRAMMAR_SIZES,
+    LEXICON,
+    LONGEST,
+    MULTI30K,
+    SHORTEST,
+    CorpusError,
+    Pair,
+    RemoteFile,
+    detokenise,
+    english_number,
+    fetch,
+    german_number,
+    grammar_pairs,
+    load_corpus,
+    read_lines,
+    read_parallel,
+    split_of,
+)
+
+
+@lru_cache
+def sample(size: int = 4_000, seed: int = 0) -> list[Pair]:
+    return grammar_pairs("train", size, seed)
+
+
+# ----------------------------------------------------------------------- numbers
+
+
+def test_numbers_follow_the_rules_of_each_language() -> None:
+    assert german_number(21) == "einundzwanzig"
+    assert english_number(21) == "twenty-one"
+    assert [german_number(n) for n in (2, 6, 7, 11, 12, 16, 17, 30, 60, 70)] == (
+        "zwei sechs sieben elf zwölf sechzehn siebzehn dreißig sechzig siebzig".split()
+    )
+    assert [english_number(n) for n in (2, 11, 12, 13, 15, 18, 40, 50, 80, 99)] == (
+        "two eleven twelve thirteen fifteen eighteen forty fifty eighty ninety-nine".split()
+    )
+    for tens, unit in itertools.product(range(2, 10), range(1, 10)):
+        number = 10 * tens + unit
+        stem = "ein" if unit == 1 else german_number(unit)
+        assert german_number(number) == f"{stem}und{german_number(10 * tens)}"
+        tens_word, unit_word = english_number(number).split("-")
+        assert tens_word == english_number(10 * tens)
+        assert unit == 1 or unit_word == english_number(unit)
+
+
+def test_number_words_are_distinct() -> None:
+    for spell in (german_number, english_number):
+        assert len({spell(n) for n in range(2, 100)}) == 98
+
+
+@pytest.mark.parametrize("number", [-3, 0, 1, 100])
+def test_numbers_out_of_range(number: int) -> None:
+    for spell in (german_number, english_number):
+        with pytest.raises(ValueError, match="2 to 99"):
+            spell(number)
+
+
+# ---------------------------------------------------------------------- agreement
+
+ARTICLES = {  # written out again, by the grammar books and not by the package's tables
+    "der": "mn fd fg pg",
+    "die": "fn fa pn pa",
+    "das": "nn na",
+    "den": "ma pd",
+    "dem": "md nd",
+    "des": "mg ng",
+}
+# Endings of an adjective by (kind of word before it, gender and case).
+WEAK_E = {"mn", "fn", "fa", "nn", "na"}
+MIXED_OTHER = {"mn": "er", "nn": "es", "na": "es", "fn": "e", "fa": "e"}
+STRONG = {
+    "mn": "er", "ma": "en", "md": "em", "fn": "e", "fa": "e", "fd": "er", "nn": "es",
+    "na": "es", "nd": "em", "pn": "e", "pa": "e", "pd": "en",
+}  # fmt: skip
+EIN_ENDINGS = {
+    "mn": "", "ma": "en", "md": "em", "mg": "es", "fn": "e", "fa": "e", "fd": "er",
+    "fg": "er", "nn": "", "na": "", "nd": "em", "ng": "es", "pn": "e", "pa": "e",
+    "pd": "en", "pg": "er",
+}  # fmt: skip
+STEMS = {"teur": "teuer", "dunkl": "dunkel", "müd": "müde"}
+
+
+@lru_cache
+def noun_readings(word: str) -> frozenset[str]:
+    """Return the genders and cases in which a noun may have this form."""
+    found = set()
+    for noun in LEXICON:
+        singular = {"n": noun.singular, "a": noun.singular, "d": noun.singular}
+        singular["g"] = noun.singular if noun.gender == "f" else noun.genitive
+        found |= {noun.gender + case for case, form in singular.items() if form == word}
+        if noun.plural == "-":
+            continue
+        dative = noun.plural if noun.plural[-1] in "ns" else noun.plural + "n"
+        plural = {"n": noun.plural, "a": noun.plural, "d": dative, "g": noun.plural}
+        found |= {"p" + case for case, form in plural.items() if form == word}
+    return frozenset(found)
+
+
+ADJECTIVES = {quality.german for quality in corpora.QUALITIES}
+POSSESSIVES = ("ein", "kein", "mein", "unser")
+
+
+def adjective_ending(word: str) -> str | None:
+    """Return the ending of an inflected adjective, None where the word is none."""
+    for ending in ("em", "en", "er", "es", "e"):
+        stem = word.lower().removesuffix(ending)
+        if word.endswith(ending) and STEMS.get(stem, stem) in ADJECTIVES:
+            return ending
+    return None
+
+
+def phrases(words: tuple[str, ...]) -> Iterator[tuple[str, str | None, str]]:
+    """Yield determiner, ending of the adjective and noun of each noun phrase."""
+    for index, noun in enumerate(words):
+        if not noun_readings(noun):
+            continue
+        start = index
+        ending = adjective_ending(words[index - 1]) if index else None
+        if ending is not None:
+            start -= 1
+        relative = start > 1 and words[start - 2] == ","  # der Ball, den Kinder suchen
+        yield (words[start - 1].lower() if start and not relative else ""), ending, noun
+
+
+def readings(determiner: str, ending: str | None, noun: str) -> set[str]:
+    """Return in which genders and cases all words of a phrase agree; empty if never."""
+    found = set(noun_readings(noun))
+    if determiner in ("im", "ins"):
+        determiner = {"im": "dem", "ins": "das"}[determiner]
+    if determiner in ARTICLES:
+        found &= set(ARTICLES[determiner].split())
+        endings = {r: "e" if r in WEAK_E else "en" for r in found}
+    elif stem := next((p for p in POSSESSIVES if _is_form_of(determiner, p)), None):
+        found = {r for r in found if determiner == stem + EIN_ENDINGS[r]}
+        if stem == "ein":
+            found = {r for r in found if r[0] != "p"}
+        endings = {r: MIXED_OTHER.get(r, "en") for r in found}
+    else:
+        found = {r for r in found if r in STRONG}
+        endings = STRONG
+    return {r for r in found if ending is None or endings[r] == ending}
+
+
+def _is_form_of(word: str, stem: str) -> bool:
+    return word.startswith(stem) and word[len(stem) :] in EIN_ENDINGS.values()
+
+
+def test_every_german_noun_phrase_agrees() -> None:
+    count = 0
+    for pair in sample():
+        for phrase in phrases(pair.german):
+            assert readings(*phrase), f"{phrase} in {pair.text('de')}"
+            count += 1
+    assert count > len(sample())
+
+
+@pytest.mark.parametrize(
+    "phrase",
+    [
+        ("der", "er", "Tisch"),
+        ("ein", "e", "Tisch"),
+        ("den", "en", "Lampe"),
+        ("dem", "en", "Bücher"),
+        ("unsere", None, "Tisch"),
+        ("", "en", "Wasser"),
+        ("eine", "e", "Lampen"),
+    ],
+)
+def test_the_check_of_agreement_can_fail(phrase: tuple[str, str | None, str]) -> None:
+    assert not readings(*phrase)
+
+
+def test_cases_follow_the_verb_and_the_preposition() -> None:
+    for pair in sample():
+        words = pair.german
+        for index, word in enumerate(words[:-1]):
+            if word in ("auf", "unter", "neben", "hinter") and index + 1 < len(words):
+                phrase = next(iter(phrases(words[index:])), None)
+                if phrase and words[index + 1] != "," and words[index + 1] != ".":
+                    assert any(r[1] == "d" for r in readings(*phrase)), pair.text("de")
+            if word in ("in", "im", "ins"):
+                phrase = next(iter(phrases(words[index:])))
+                english = "into" if "into" in pair.english else "in"
+                if not {"in", "into"} <= set(pair.english):
+                    case = "a" if english == "into" else "d"
+                    assert any(r[1] == case for r in readings(*phrase)), pair.text("de")
+
+
+def test_contractions_are_made_wherever_they_can_be() -> None:
+    for pair in sample():
+        assert not re.search(r"\bin (dem|das)\b", pair.text("de"))
+
+
+# --------------------------------------------------------------------- word order
+
+
+def test_conjunctions_send_the_verb_to_the_end() -> None:
+    single = {
+        verb.prefix + verb.finite(person)
+        for verb in corpora.ACTIONS
+        for person in ("ich", "3", "p")
+    }
+    ends = single | {
+        "bin", "ist", "sind", "war", "waren", "habe", "hat", "haben",
+        *" ".join(german for _, german in corpora.MODALS.values()).split(),
+    }  # fmt: skip
+    seen = 0
+    for pair in sample():
+        words = [word.lower() if i == 0 else word for i, word in enumerate(pair.german)]
+        for index, word in enumerate(words):
+            if word in ("weil", "obwohl", "dass", "ob", "wenn", "falls"):
+                rest = words[index + 1 :]
+                stop = next(i for i, w in enumerate(rest) if w in {",", ".", "?"})
+                assert rest[stop - 1] in ends, pair.text("de")
+                seen += 1
+    assert seen > 1000
+
+
+def test_separable_prefixes_stand_at_the_end_of_main_clauses_and_else_are_joined() -> None:
+    separable = {verb.prefix: verb for verb in corpora.ACTIONS if verb.prefix}
+    alone = joined = 0
+    for pair in sample():
+        for index, word in enumerate(pair.german):
+            if word in {"an", "mit", "aus", "weg"}:  # auf and ein are other words too
+                assert pair.german[index + 1] in {".", "?", ",", "und"}, pair.text("de")
+                alone += 1
+            joined += any(word == verb.prefix + verb.finite("3") for verb in separable.values())
+    assert alone > 50
+    assert joined > 20
+
+
+def test_german_commas_come_before_every_subordinate_clause() -> None:
+    for pair in sample():
+        for before, word in itertools.pairwise(pair.german):
+            if word in ("weil", "obwohl", "dass", "ob", "aber"):
+                assert before == ","
+        assert not re.search(r",\s*[,.?]", pair.text("de"))
+        assert not re.search(r",\s*[,.?]", pair.text("en"))
+
+
+def test_english_articles_fit_the_next_sound() -> None:
+    for pair in sample():
+        for article, word in itertools.pairwise(w.lower() for w in pair.english):
+            if article in ("a", "an"):
+                assert (article == "an") == (word[0] in "aeiou"), pair.text("en")
+
+
+# -------------------------------------------------------------------- the promises
+
+
+def test_each_sentence_has_one_translation_in_either_direction() -> None:
+    everything = [pair for split in GRAMMAR_SIZES for pair in grammar_pairs(split, 300, seed=1)]
+    everything += sample()
+    for source, target in (("de", "en"), ("en", "de")):
+        translations = defaultdict(set)
+        for pair in everything:
+            translations[pair.text(source)].add(pair.text(target))
+        assert max(map(len, translations.values())) == 1
+
+
+def test_it_becomes_the_pronoun_of_its_antecedents_gender() -> None:
+    gender = {noun.singular: noun.gender for noun in LEXICON}
+    gender |= {noun.genitive: noun.gender for noun in LEXICON if noun.genitive != "-"}
+    allowed = {"m": {"er", "ihn"}, "f": {"sie"}, "n": {"es"}}
+    seen = set()
+    for pair in sample():
+        for reference in pair.coreferences:
+            english = pair.english[reference.english[0]]
+            german, name = (pair.german[i] for i in reference.german)
+            if english == "it":
+                assert german in allowed[gender[name]], pair.text("de")
+                seen.add((gender[name], german))
+            if english in ("they", "them"):
+                assert german == "sie"
+            if english == "he":
+                assert gender[name] == "m"
+            if english == "she":
+                assert gender[name] == "f"
+            assert (noun_index := reference.english[1]) < reference.english[0]
+            assert (noun_index, reference.german[1]) in pair.alignment
+    assert len(seen) == 4
+
+
+def test_every_it_has_an_antecedent() -> None:
+    for pair in sample():
+        marked = {reference.english[0] for reference in pair.coreferences}
+        for index, word in enumerate(pair.english):
+            assert word.lower() != "it" or index in marked, pair.text("en")
+
+
+def test_alignment_is_right_where_a_dictionary_can_tell() -> None:
+    dictionary = defaultdict(set)
+    for noun in LEXICON:
+        dictionary[noun.english] |= {noun.singular, noun.genitive}
+        dictionary[noun.english_plural] |= {noun.plural, noun.plural + "n"}
+    for pair in sample(2_000):
+        aligned = defaultdict(set)
+        for i, j in pair.alignment:
+            assert 0 <= i < len(pair.english)
+            assert 0 <= j < len(pair.german)
+            aligned[i].add(pair.german[j])
+        for i, word in enumerate(pair.english):
+            assert aligned[i], f"{word!r} is not aligned: {pair.text('en')}"
+            if word in dictionary and word not in {v.english for v in corpora.ACTIONS}:
+                assert len(aligned[i]) == 1
+                assert aligned[i] <= dictionary[word], pair.text("de")
+        covered = {j for _, j in pair.alignment}
+        unaligned = {pair.german[j] for j in range(len(pair.german)) if j not in covered}
+        assert unaligned <= {","}, pair.text("de")
+
+
+def test_splits_are_disjoint_for_any_seeds() -> None:
+    parts = {
+        split: {
+            text
+            for seed in (0, 7)
+            for pair in grammar_pairs(split, 200, seed)
+            for text in (pair.text("de"), pair.text("en"))
+        }
+        for split in GRAMMAR_SIZES
+    }
+    for first, second in itertools.combinations(parts.values(), 2):
+        assert not first & second
+    for split in GRAMMAR_SIZES:
+        assert all(split_of(pair) == split for pair in grammar_pairs(split, 50, 3))
+
+
+def test_the_seed_decides_and_longer_lists_begin_alike() -> None:
+    assert grammar_pairs("val", 50, 5) == grammar_pairs("val", 80, 5)[:50]
+    assert grammar_pairs("val", 50, 5) != grammar_pairs("val", 50, 6)
+    assert grammar_pairs("val", 0) == []
+
+
+def test_the_same_in_another_process() -> None:
+    code = (
+        "from annotated_transformer.translation.corpora import load_corpus;"
+        "print(load_corpus('grammar', split='test', size=200).checksums)"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    got = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    text = load_corpus("grammar", split="test", size=200)
+    assert got.stdout.strip() == str(text.checksums)
+
+
+def test_sizes_and_lengths() -> None:
+    assert len(grammar_pairs("val")) == GRAMMAR_SIZES["val"]
+    for pair in sample():
+        for side in (pair.english, pair.german):
+            assert SHORTEST <= len(side) <= LONGEST
+    assert len(set(pair.english for pair in sample())) == len(sample())
+
+
+def test_text_looks_like_text_and_spans_find_the_words() -> None:
+    for pair in sample(1_000):
+        for language in ("de", "en"):
+            text = pair.text(language)
+            assert text[0].isupper()
+            assert text[-1] in ".?"
+            assert "  " not in text
+            assert " ," not in text
+            words = [text[start:end] for start, end in pair.spans(language)]
+            assert tuple(words) == pair.words(language)
+
+
+def test_every_word_of_the_lexicon_is_used() -> None:
+    words = {word.lower() for pair in sample() for word in pair.english}
+    for noun in LEXICON:
+        assert noun.english in words
+    for quality in corpora.QUALITIES:
+        assert quality.english in words
+    for verb in corpora.ACTIONS:
+        assert set(verb.english.split("_")) & words
+    kinds = {row.kind for row in LEXICON}
+    assert kinds == {"person", "animal", "standing", "lying", "place", "drink", "food"}
+
+
+def test_grammar_refuses_what_it_does_not_have() -> None:
+    with pytest.raises(CorpusError, match=r"'dev'.*train, val, test"):
+        grammar_pairs("dev")
+    with pytest.raises(CorpusError, match="negative"):
+        grammar_pairs("train", -1)
+
+
+@given(st.lists(st.sampled_from(["der", "Mann", ",", ".", "?", "geht"])))
+def test_detokenise_keeps_the_words(words: list[str]) -> None:
+    text = detokenise(words)
+    assert text.replace(" ", "") == "".join(words)
+    assert not re.search(r" [,.?]", text)
+
+
+# ------------------------------------------------------------------------- reading
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+# Anything but the two characters that end lines.
+line_text = st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]))
+
+
+@settings(max_examples=60)
+@given(st.lists(line_text, min_size=1), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_reading_gives_back_what_was_written(lines: list[str], end: str, packed: bool) -> None:
+    lines = [line.removeprefix("\ufeff") if n == 0 else line for n, line in enumerate(lines)]
+    content = "".join(line + end for line in lines).encode()
+    name = "x.gz" if packed else "x.txt"
+    folder = Path(os.environ["PYTEST_TMP"])
+    assert read_lines(write(folder / name, content)) == lines
+
+
+@pytest.fixture(autouse=True)
+def _folder_for_hypothesis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_TMP", str(tmp_path))
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
+    odd = "a\u2028b\x85c\x0bd\x0ce\x1cf\u2029g\rh"
+    path = write(tmp_path / "x", f"{odd}\n\"q\"\t'r'\nlast".encode())
+    assert read_lines(path) == [odd, "\"q\"\t'r'", "last"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    assert read_lines(write(tmp_path / "x", b"\xef\xbb\xbfa\nb\n")) == ["a", "b"]
+
+
+def test_gzip_is_recognised_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "no_ending"
+    path.write_bytes(gzip.compress(b"a\n"))
+    assert read_lines(path) == ["a"]
+
+
+def message(action: Callable[[], object]) -> str:
+    """Return the text of the error that an action ends with, which must be one line."""
+    with pytest.raises(CorpusError) as caught:
+        action()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_invalid_utf8_names_line_and_byte(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.de", b"good\nba\xfcd\n")
+    text = message(lambda: read_lines(path))
+    assert f"{path}, line 2" in text
+    assert "byte 3 (0xfc)" in text
+    packed = write(tmp_path / "x.gz", b"\xff\n")
+    assert "line 1: byte 1 (0xff)" in message(lambda: read_lines(packed))
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    assert "no such file" in message(lambda: read_lines(tmp_path / "none"))
+    assert "cannot be read" in message(lambda: read_lines(tmp_path))
+
+
+@pytest.mark.parametrize("cut", [1, 5, 9, 12])
+def test_truncated_gzip(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(os.urandom(1000) + b"\n")[:-cut])
+    text = message(lambda: read_lines(path))
+    assert str(path) in text
+    assert "again" in text
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(b"abc\n" * 50))
+    content[-6] ^= 1  # the checksum at its end
+    path = tmp_path / "x.gz"
+    path.write_bytes(content)
+    assert "damaged" in message(lambda: read_lines(path))
+    path.write_bytes(b"plain text\n")
+    assert "not a gzip file" in message(lambda: read_lines(path))
+
+
+def test_unequal_line_counts(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "a.de", b"x\ny\nz\n"), write(tmp_path / "a.en", b"x\ny\n")
+    text = message(lambda: read_parallel(one, two))
+    for part in (str(one), str(two), "3 lines", "has 2", "line 3"):
+        assert part in text
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_empty_files(tmp_path: Path, empty: int) -> None:
+    paths = [write(tmp_path / "a.de", b"x\n"), write(tmp_path / "a.en", b"x\n")]
+    paths[empty].write_bytes(b"")
+    assert f"{paths[empty]}: the file is empty" in message(lambda: read_parallel(*paths))
+
+
+def test_an_empty_gzip_is_an_empty_file(tmp_path: Path) -> None:
+    paths = write(tmp_path / "a.de.gz", b""), write(tmp_path / "a.en", b"x\n")
+    assert "empty" in message(lambda: read_parallel(*paths))
+    paths[0].write_bytes(b"")
+    assert "empty" in message(lambda: read_parallel(*paths))
+
+
+def test_blank_lines_are_dropped_in_training_and_kept_in_evaluation(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.de", "a\n \t\nc\n\u00a0\ne\n".encode())
+    target = write(tmp_path / "a.en", b"A\nB\n\n\nE\n")
+    text = read_parallel(source, target)
+    assert list(text) == [("a", "A"), ("e", "E")]
+    assert text.blank == (2, 3, 4)
+    assert text.report() == "3 of 5 pairs dropped, a side is blank: lines 2, 3, 4"
+    kept = read_parallel(source, target, drop_blank=False)
+    assert len(kept) == 5
+    assert kept.blank == ()
+    assert kept.report() == ""
+
+
+def test_only_blank_lines_leave_nothing(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.de", b"a\n"), write(tmp_path / "a.en", b"\n")
+    assert "nothing is left" in message(lambda: read_parallel(source, target))
+
+
+def test_many_blank_lines_are_not_all_listed(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.de", b"a\n" * 20)
+    target = write(tmp_path / "a.en", b"A\n" + b"\n" * 19)
+    report = read_parallel(source, target).report()
+    assert report.endswith("lines 2, 3, 4, 5, 6, ...")
+
+
+def test_files_are_named_with_their_checksums(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.de.gz", b"a\n"), write(tmp_path / "a.en", b"A\n")
+    text = read_parallel(source, target, languages=("xx", "yy"), name="mine", split="dev")
+    assert (text.name, text.split, text.languages) == ("mine", "dev", ("xx", "yy"))
+    assert dict(text.checksums) == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (source, target)
+    }
+    assert len(text.head(0)) == 0
+
+
+# ----------------------------------------------------------------------- downloads
+
+CONTENT = gzip.compress(random.Random(0).randbytes(300_000), mtime=0)
+
+
+class Server(ThreadingHTTPServer):
+    """A server on the loopback that misbehaves as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.contents: dict[str, bytes] = {}
+        self.breaks: dict[str, list[int]] = {}  # after how many bytes, one for a request
+        self.errors: dict[str, list[int]] = {}  # answers to give before the right one
+        self.ignore_range = False
+        self.refuse_range = False
+        self.requests: list[tuple[str, str | None]] = []
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing when a client goes away."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        path, wanted = self.path.lstrip("/"), self.headers.get("Range")
+        self.server.requests.append((path, wanted))
+        errors = self.server.errors.get(path, [])
+        if errors or path not in self.server.contents:
+            self.send_error(errors.pop(0) if errors else 404)
+            return
+        body, start = self.server.contents[path], 0
+        if wanted and not self.server.ignore_range:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if self.server.refuse_range or start >= len(body):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        breaks = self.server.breaks.get(path, [])
+        end = start + breaks.pop(0) if breaks else len(body)
+        self.wfile.write(body[start:end])
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def remote(server: Server, *paths: str, content: bytes = CONTENT) -> RemoteFile:
+    urls = tuple(server.url(path) for path in paths)
+    return RemoteFile("c/x.gz", urls, hashlib.sha256(content).hexdigest(), len(content))
+
+
+@pytest.fixture
+def get(tmp_path: Path) -> Callable[[RemoteFile], Path]:
+    return partial(fetch, cache=tmp_path / "cache", progress=False, wait=0.01, timeout=5)
+
+
+def no_leftovers(tmp_path: Path) -> bool:
+    return not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_download_then_cache(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
+    server.contents["x"] = CONTENT
+    path = get(remote(server, "x"))
+    assert path == tmp_path / "cache" / "c" / "x.gz"
+    assert path.read_bytes() == CONTENT
+    assert get(remote(server, "x")) == path
+    assert server.requests == [("x", None)]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_broken_connection_is_resumed(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000, 2000]
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+    assert server.requests == [("x", None), ("x", "bytes=1000-"), ("x", "bytes=3000-")]
+
+
+def test_resumed_in_a_later_call(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000]
+    assert "connection broke after 1000 of" in message(lambda: get(remote(server, "x"), attempts=1))
+    part = tmp_path / "cache" / "c" / "x.gz.part"
+    assert part.read_bytes() == CONTENT[:1000]
+    assert not (tmp_path / "cache" / "c" / "x.gz").exists()
+    assert get(remote(server, "x"), attempts=1).read_bytes() == CONTENT
+    assert server.requests[-1] == ("x", "bytes=1000-")
+    assert not part.exists()
+
+
+def test_server_that_ignores_range(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000]
+    server.ignore_range = True
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+
+
+def test_server_that_refuses_range(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000]
+    server.refuse_range = True
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.requests] == [None, "bytes=1000-", None]
+
+
+def test_a_damaged_beginning_is_thrown_away(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"] = server.contents["y"] = CONTENT
+    part = tmp_path / "cache" / "c" / "x.gz.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"\0" * 500)
+    assert get(remote(server, "x", "y")).read_bytes() == CONTENT
+    part.write_bytes(b"\0" * (len(CONTENT) + 1))
+    (tmp_path / "cache" / "c" / "x.gz").unlink()
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+
+
+def test_wrong_bytes_then_second_source(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["bad"] = CONTENT[:-1] + b"!"
+    server.contents["good"] = CONTENT
+    assert get(remote(server, "bad", "good")).read_bytes() == CONTENT
+    assert [path for path, _ in server.requests] == ["bad", "good"]
+
+
+def test_a_longer_file_is_not_read_to_its_end(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["long"] = CONTENT + bytes(50_000_000)
+    server.contents["good"] = CONTENT
+    assert get(remote(server, "long", "good")).read_bytes() == CONTENT
+
+
+def test_missing_then_second_source(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["second"] = CONTENT
+    assert get(remote(server, "first", "second")).read_bytes() == CONTENT
+    assert server.requests == [("first", None), ("second", None)]
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 503])
+def test_passing_errors_are_tried_again(
+    server: Server, get: Callable[..., Path], code: int
+) -> None:
+    server.contents["x"] = CONTENT
+    server.errors["x"] = [code, code]
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+
+
+def test_when_everything_fails(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
+    server.contents["bad"] = b"no"
+    server.contents["bad2"] = CONTENT[:-1] + b"!"
+    file = remote(server, "none", "bad", "bad2")
+    gone = dataclasses.replace(file, urls=(*file.urls, "http://127.0.0.1:9/x"))
+    text = message(lambda: get(gone, attempts=2))
+    assert "c/x.gz" in text
+    assert "404" in text
+    assert file.sha256 in text
+    assert hashlib.sha256(server.contents["bad2"]).hexdigest() in text
+    assert "127.0.0.1:9" in text
+    assert DATA_VARIABLE in text
+    assert not (tmp_path / "cache" / "c" / "x.gz").exists()
+
+
+def test_a_silent_server_times_out(get: Callable[..., Path]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+        file = RemoteFile("c/x.gz", (url,), "0" * 64, 10)
+        assert "timed out" in message(lambda: get(file, attempts=1, timeout=0.2))
+
+
+def test_full_device(
+    server: Server,
+    get: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.contents["x"] = CONTENT
+
+    class Full(io.FileIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def full_open(path: Path, mode: str = "r", **options: object) -> io.IOBase:
+        return Full(path, "w") if mode in ("wb", "ab") else open(path, mode)
+
+    monkeypatch.setattr(corpora, "open", full_open, raising=False)
+    text = message(lambda: get(remote(server, "x")))
+    assert os.strerror(errno.ENOSPC) in text
+    assert "x.gz.part" in text
+    assert no_leftovers(tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_cache_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    text = message(lambda: fetch(remote(server, "x"), cache=tmp_path / "file", progress=False))
+    assert "cannot be written" in text
+
+
+def test_an_altered_file_in_the_cache_is_fetched_again(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    server.contents["x"] = CONTENT
+    path = get(remote(server, "x"))
+    path.write_bytes(b"altered")
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+
+
+def test_the_default_cache(
+    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.contents["x"] = CONTENT
+    path = fetch(remote(server, "x"))
+    assert path.is_relative_to(tmp_path / "xdg" / "annotated-transformer")
+    assert "x.gz" in capfd.readouterr().err  # the progress bar
+
+
+def test_the_mirror_comes_first(
+    server: Server, get: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "mirror" / "c" / "x.gz"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(CONTENT)
+    file = remote(server, "x")
+    assert get(file, mirror=tmp_path / "mirror") == copy
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "mirror"))
+    assert get(file) == copy
+    assert not server.requests
+
+
+def test_an_altered_mirror_is_refused(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"] = CONTENT
+    copy = tmp_path / "mirror" / "c" / "x.gz"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(CONTENT[:-1])
+    file = remote(server, "x")
+    text = message(lambda: get(file, mirror=tmp_path / "mirror"))
+    for part in (str(copy), file.sha256, hashlib.sha256(CONTENT[:-1]).hexdigest()):
+        assert part in text
+    assert not server.requests
+
+
+def test_a_mirror_without_the_file_is_passed_over(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"] = CONTENT
+    (tmp_path / "mirror").mkdir()
+    assert get(remote(server, "x"), mirror=tmp_path / "mirror").read_bytes() == CONTENT
+    text = message(lambda: get(remote(server, "x"), mirror=tmp_path / "nowhere"))
+    assert "no such folder" in text
+
+
+# ---------------------------------------------------------------------- one door
+
+
+def test_the_table_of_multi30k() -> None:
+    assert set(MULTI30K) == set(itertools.product(CORPORA["multi30k"], ("de", "en")))
+    for (split, language), file in MULTI30K.items():
+        assert file.path == f"multi30k/{split}.{language}.gz"
+        assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
+        assert len({url.split("/")[2] for url in file.urls}) >= 2
+        assert all(url.endswith(f"/{split}.{language}.gz") for url in file.urls)
+        assert all(re.search(r"[0-9a-f]{40}", url) for url in file.urls)
+    assert len({file.sha256 for file in MULTI30K.values()}) == len(MULTI30K)
+
+
+def test_load_corpus_by_the_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "multi30k").mkdir()
+    files = {}
+    for language, content in (("de", b"eins\n\ndrei\n"), ("en", b"one\ntwo\nthree\n")):
+        for split in ("train", "val"):
+            packed = gzip.compress(content)
+            path = f"multi30k/{split}.{language}.gz"
+            (tmp_path / path).write_bytes(packed)
+            sha256 = hashlib.sha256(packed).hexdigest()
+            files[split, language] = RemoteFile(path, (), sha256, len(packed))
+    monkeypatch.setattr(corpora, "MULTI30K", files)
+    text = load_corpus("multi30k", "de-en", "train", mirror=tmp_path)
+    assert list(text) == [("eins", "one"), ("drei", "three")]
+    assert text.blank == (2,)
+    assert dict(text.checksums)["train.de.gz"] == files["train", "de"].sha256
+    back = load_corpus("multi30k", "en-de", "val", mirror=tmp_path, size=2)
+    assert list(back) == [("one", "eins"), ("two", "")]
+
+
+def test_load_corpus_grammar_in_both_directions() -> None:
+    there = load_corpus("grammar", "de-en", "val", size=20)
+    back = load_corpus("grammar", "en-de", "val", size=20)
+    assert (there.source, there.target) == (back.target, back.source)
+    assert there.languages == ("de", "en")
+    assert load_corpus("grammar", split="val", size=20, seed=1).source != there.source
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"name": "europarl"}, "grammar, multi30k"),
+        ({"name": "grammar", "split": "dev"}, "train, val, test"),
+        ({"name": "multi30k", "split": "test"}, "test_2016_flickr"),
+        ({"name": "multi30k", "pair": "fr-en"}, "checksums"),
+        ({"name": "grammar", "pair": "de"}, "de-en or en-de"),
+        ({"name": "grammar", "size": 0}, "at least 1"),
+    ],
+)
+def test_load_corpus_refuses(arguments: dict[str, object], expected: str) -> None:
+    assert expected in message(lambda: load_corpus(**arguments))  # type: ignore[arg-type]
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, annotated_transformer.translation.corpora;"
+        "print([m for m in ('torch', 'spacy', 'tokenizers', 'matplotlib') if m in sys.modules])"
+    )
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert got.stdout.strip() == "[]"
