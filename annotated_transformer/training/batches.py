@@ -147,6 +147,10 @@ def token_batches(
 
     Defined in: book/training/batches.md
     """
+
+    def by_longer(i: int) -> tuple[int, tuple[int, int]]:
+        return max(lengths[i]), lengths[i]  # the longer side is the one that a batch pays for
+
     longest = max(range(len(lengths)), key=lambda i: max(lengths[i]), default=None)
     if longest is not None and max(lengths[longest]) > max_tokens:
         raise ValueError(
@@ -155,14 +159,14 @@ def token_batches(
         )
     order = list(range(len(lengths)))
     if not shuffle:
-        return list(_fill(sorted(order, key=lambda i: lengths[i]), lengths, max_tokens))
+        return list(_fill(sorted(order, key=by_longer), lengths, max_tokens))
     chance = random.Random(f"{seed} {epoch}")
     chance.shuffle(order)
     mean = sum(max(pair) for pair in lengths) / max(1, len(lengths))
     size = max(1, round(pool * max_tokens / max(1.0, mean)))  # sentences in a pool
     batches: list[list[int]] = []
     for start in range(0, len(order), size):
-        by_length = sorted(order[start : start + size], key=lambda i: lengths[i])
-        batches.extend(_fill(by_length, lengths, max_tokens))
+        in_order = sorted(order[start : start + size], key=by_longer)
+        batches.extend(_fill(in_order, lengths, max_tokens))
     chance.shuffle(batches)
     return batches
