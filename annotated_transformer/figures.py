@@ -26,6 +26,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from numpy.typing import ArrayLike, NDArray
 
 PALETTE: Final = ("#2f7ed8", "#d55e00", "#009e73", "#c05f9a", "#a67c00", "#7f7f7f")
@@ -204,13 +205,21 @@ def _figure(axes: Axes) -> Figure:
     return figure
 
 
-def _tick(axis: Any, labels: Sequence[object], **look: Any) -> None:
-    """Label the cells along one axis; of many numbers, only every so many.
+def _shown(labels: Sequence[object], most: int) -> range:
+    """Return which labels to write: all tokens, but of many numbers only some.
 
     Defined in: book/figures.md
     """
     numbers = all(isinstance(label, int) for label in labels)
-    places = range(0, len(labels), 1 + len(labels) // 24 if numbers else 1)
+    return range(0, len(labels), -(-len(labels) // most) if numbers else 1)
+
+
+def _tick(axis: Any, labels: Sequence[object], most: int, **look: Any) -> None:
+    """Label the cells along one axis.
+
+    Defined in: book/figures.md
+    """
+    places = _shown(labels, most)
     axis.set_ticks([i + 0.5 for i in places], [str(labels[i]) for i in places], **look)
 
 
@@ -258,10 +267,10 @@ def heatmap(
     mesh = axes.pcolormesh(np.ma.masked_invalid(values), **look)
     axes.invert_yaxis()
     axes.grid(visible=False)
-    upright = all(len(str(label)) < 3 for label in columns)
+    upright = all(len(str(label)) < 4 for label in columns)
     turned = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
-    _tick(axes.yaxis, rows)
-    _tick(axes.xaxis, columns, **({} if upright else turned))
+    _tick(axes.yaxis, rows, 20)
+    _tick(axes.xaxis, columns, 10, **({} if upright else turned))
     if values.dtype != bool:
         _figure(axes).colorbar(mesh, ax=axes, label=value_label)
     if annotate:
@@ -340,9 +349,13 @@ def bars(
     _named(value_label=value_label, name_label=name_label)
     size = (5.0, 1.0 + 0.32 * len(values))
     axes = _axes(ax, size, xlabel=value_label, ylabel=name_label, title=title)
-    drawn = axes.barh(list(values), [float(v) for v in values.values()], color=PALETTE[0])
-    axes.bar_label(drawn, fmt="{:,.4g}", padding=3)
+    sizes = [float(value) for value in values.values()]
+    drawn = axes.barh(list(values), sizes, color=PALETTE[0])
+    ends = [f"{size:,.0f}" if abs(size) >= 1000 else f"{size:.4g}" for size in sizes]
+    axes.bar_label(drawn, ends, padding=3)
     axes.set_xscale("log" if log else "linear")
+    if max(map(abs, sizes), default=0) >= 10_000:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20M
     axes.margins(x=0.15)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -352,7 +365,7 @@ def bars(
 CHART_STYLE: Final[dict[Any, Any]] = {
     "background": "transparent",
     "font": "sans-serif",
-    "view": {"stroke": None, "step": 24},
+    "view": {"stroke": None},
     "axis": {
         **dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), INK),
         **{"gridColor": FAINT, "labelFontSize": 12, "titleFontSize": 12},
@@ -427,8 +440,9 @@ def _labels(names: Sequence[object], title: str) -> alt.Axis:
 
     Defined in: book/figures.md
     """
-    text = json.dumps([str(name) for name in names])
-    return alt.Axis(title=title, labelExpr=f"{text}[datum.value]", labelOverlap=True)
+    shown = _shown(names, 20)
+    text = json.dumps([str(name) if i in shown else "" for i, name in enumerate(names)])
+    return alt.Axis(title=title, labelExpr=f"{text}[datum.value]", ticks=False)
 
 
 def _places(names: Sequence[object]) -> alt.Scale:
@@ -479,6 +493,8 @@ def live_heatmap(
             ],
         )
         .add_params(pick)
+        # Cells are square while few, and the whole stays within a page.
+        .properties(width=min(24 * len(columns), 480), height=min(24 * len(rows), 480))
     )
     return chart
 
@@ -506,7 +522,10 @@ def live_lines(
     # Not nearest=True: Vega-Lite 6.4 then loses the name of the curve in the tooltip.
     near = alt.selection_point(on="pointerover", clear="pointerout", empty=False)
     names = alt.Scale(domain=list(series))
-    legend = alt.Legend(title=None, orient="bottom", columns=3, symbolType="stroke")
+    beside = max(1, 54 // (6 + max(map(len, series))))
+    legend = alt.Legend(
+        title=None, orient="bottom", columns=beside, labelLimit=0, symbolType="stroke"
+    )
     kind = {False: alt.Scale(zero=False, nice=False), True: alt.Scale(type="log", nice=False)}
     base = alt.Chart(alt.InlineData(values=points), title=title).encode(
         x=alt.X("x:Q", title=x_label, scale=kind[log_x]),
