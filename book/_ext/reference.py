@@ -32,8 +32,9 @@ def modules() -> list[str]:
     """Return the modules that the chapters export, in reading order."""
     found = []
     for page in reading_order():
-        header = front_matter((ROOT / f"{page}.md").read_text(encoding="utf-8"))
-        if spec := header.get("export"):
+        path = ROOT / f"{page}.md"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if spec := front_matter(text).get("export"):
             name = f"{PACKAGE}.{spec['module'].replace('/', '.')}"
             found.append(name.removesuffix(".__init__"))
     return found
