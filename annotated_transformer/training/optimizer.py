@@ -10,6 +10,18 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 
+def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
+    """Return Adam with β₁ 0.9, β₂ 0.98, ε 1e-9 (section 5.3), in its fused form.
+
+    Args:
+        model: Its parameters are optimised; shared ones once.
+        lr: Base rate, which a schedule multiplies.
+
+    Defined in: book/training/optimizer.md
+    """
+    return torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98), eps=1e-9, fused=True)
+
+
 def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
     """Return the learning rate of an update (section 5.3).
 
@@ -25,18 +37,6 @@ def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
     """
     step = max(1, step)
     return float(factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5))
-
-
-def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
-    """Return Adam with β₁ 0.9, β₂ 0.98, ε 1e-9 (section 5.3), in its fused form.
-
-    Args:
-        model: Its parameters are optimised; shared ones once.
-        lr: Base rate, which a schedule multiplies.
-
-    Defined in: book/training/optimizer.md
-    """
-    return torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
 
 def noam_schedule(
@@ -77,6 +77,5 @@ class NoamOpt:
 
     def rate(self, step: int | None = None) -> float:
         """Return the rate of an update, by default of the latest."""
-        return rate(
-            self.updates if step is None else step, self.model_size, self.factor, self.warmup
-        )
+        step = self.updates if step is None else step
+        return rate(step, self.model_size, self.factor, self.warmup)
