@@ -44,7 +44,7 @@ The commands are defined in book/translation/system.md.
 """
 # Written from book/_ext/export.py: edit it instead.
 
-from annotated_transformer.translation.system import main
+from annotated_transformer.translation.command import main
 
 if __name__ == "__main__":
     raise SystemExit(main())
