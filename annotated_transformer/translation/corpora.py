@@ -87,7 +87,10 @@ NUMBER_WORDS = {
     ("de", "units"): "- ein zwei drei vier fünf sechs sieben acht neun",
     ("de", "teens"): "zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
     "achtzehn neunzehn",
-    ("de", "tens"): "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig",
+    (
+        "de",
+        "tens",
+    ): "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig",
     ("en", "units"): "- one two three four five six seven eight nine",
     ("en", "teens"): "ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen",
@@ -835,7 +838,17 @@ def english_order(clause: Clause, question: bool = False) -> Words:
     return start + rest + (adverb if late else ())
 
 
-TENSES = ("present", "present", "past", "past", "future", "can", "must", "want", "should")
+TENSES = (
+    "present",
+    "present",
+    "past",
+    "past",
+    "future",
+    "can",
+    "must",
+    "want",
+    "should",
+)
 
 
 def write_clause(
@@ -859,7 +872,12 @@ def write_clause(
     if adverb and fitting and not negated and writer.chance(0.4):
         chosen = writer.rng.choice(fitting)
     fronted = chosen is not None and not chosen.early and writer.chance(0.5)
-    numbers = (next(writer.links), next(writer.links), next(writer.links), next(writer.links))
+    numbers = (
+        next(writer.links),
+        next(writer.links),
+        next(writer.links),
+        next(writer.links),
+    )
     links = (*numbers[:3], numbers[3] if negation is None else negation)
     return Clause(subject, verb, tense, links, objects, chosen, fronted, negated, **options)
 
@@ -874,7 +892,12 @@ def described(writer: Writer, subject: Phrase, tense: str = "present", **options
 
 
 CONTRACTIONS = {("in", "dem"): "im", ("in", "das"): "ins"}
-PLACES_AT_THINGS = (("on", "auf"), ("under", "unter"), ("beside", "neben"), ("behind", "hinter"))
+PLACES_AT_THINGS = (
+    ("on", "auf"),
+    ("under", "unter"),
+    ("beside", "neben"),
+    ("behind", "hinter"),
+)
 
 
 def write_place(writer: Writer, motion: bool = False, on: bool = False) -> tuple[Words, Words]:
@@ -978,7 +1001,10 @@ def _related_subject(writer: Writer, phrase: Phrase, tense: str, pronoun: frozen
     relative = Word(form(RELATIVES, "nominative", phrase.gender), pronoun)
     subject = replace(phrase, english={"nominative": (word,)}, german={"nominative": (relative,)})
     if phrase.kind == "person" and writer.chance(0.5):
-        thing: tuple[Phrase, Case] = (write_thing(writer, determiners="def ein mein"), "accusative")
+        thing: tuple[Phrase, Case] = (
+            write_thing(writer, determiners="def ein mein"),
+            "accusative",
+        )
         clause = write_clause(writer, subject, choose_verb(writer, "thing"), thing, tense=tense)
     else:
         place = write_place(writer) if writer.chance(0.5) else None
@@ -992,7 +1018,18 @@ def _related_subject(writer: Writer, phrase: Phrase, tense: str, pronoun: frozen
     )
 
 
-SHAPES = ("thing", "thing", "thing", "person", "dative", "both", "none", "motion", "drink", "food")
+SHAPES = (
+    "thing",
+    "thing",
+    "thing",
+    "person",
+    "dative",
+    "both",
+    "none",
+    "motion",
+    "drink",
+    "food",
+)
 
 
 def somebody(writer: Writer, subject: Phrase) -> Phrase:
@@ -1190,7 +1227,10 @@ def condition(writer: Writer) -> Sentence:
 
     Defined in: book/translation/corpora.md
     """
-    subject, thing = noun_phrase(writer, "person"), write_thing(writer, determiners="def mein ein")
+    subject, thing = (
+        noun_phrase(writer, "person"),
+        write_thing(writer, determiners="def mein ein"),
+    )
     while subject.gender == "n":
         subject = noun_phrase(writer, "person")
     english, german = conjunction(writer, *writer.rng.choice(CONDITIONS))
@@ -1200,7 +1240,11 @@ def condition(writer: Writer) -> Sentence:
     doing: tuple[Phrase, Case] = (write_pronoun(writer, of=thing), "accusative")
     tense = writer.rng.choice(["present", "future", "can", "must"])
     then = write_clause(
-        writer, write_pronoun(writer, of=subject), choose_verb(writer, "thing"), doing, tense=tense
+        writer,
+        write_pronoun(writer, of=subject),
+        choose_verb(writer, "thing"),
+        doing,
+        tense=tense,
     )
     if writer.chance(0.4):
         first = write_clause(writer, subject, choose_verb(writer, "none"), tense="present")
@@ -1220,15 +1264,26 @@ def contrast(writer: Writer) -> Sentence:
     """
     if writer.chance(0.5):
         about = noun_phrase(writer, "standing", "lying", "animal")
-        first, second = described(writer, about), described(writer, write_pronoun(writer, of=about))
+        first, second = (
+            described(writer, about),
+            described(writer, write_pronoun(writer, of=about)),
+        )
         pause = comma(next(writer.links))
         english, german = conjunction(writer, "but", "aber")
         return (
             (*english_order(first), pause, english, *english_order(second)),
-            (*german_order(first, "second"), pause, german, *german_order(second, "second")),
+            (
+                *german_order(first, "second"),
+                pause,
+                german,
+                *german_order(second, "second"),
+            ),
             ".",
         )
-    person, thing = write_person(writer), write_thing(writer, determiners="def ein mein")
+    person, thing = (
+        write_person(writer),
+        write_thing(writer, determiners="def ein mein"),
+    )
     tense = writer.rng.choice(["present", "past"])
     first = write_clause(
         writer, person, choose_verb(writer, "thing"), (thing, "accusative"), tense=tense
@@ -1687,7 +1742,12 @@ class _UnusableError(Exception):
 
 
 def _download_anywhere(
-    file: RemoteFile, part: Path, progress: bool, attempts: int, timeout: float, wait: float
+    file: RemoteFile,
+    part: Path,
+    progress: bool,
+    attempts: int,
+    timeout: float,
+    wait: float,
 ) -> None:
     """Try each address in turn until ``part`` holds the right bytes.
 
@@ -1757,7 +1817,11 @@ def _download(url: str, file: RemoteFile, part: Path, progress: bool, timeout: f
 
 
 def _receive(
-    response: http.client.HTTPResponse, file: RemoteFile, part: Path, held: int, progress: bool
+    response: http.client.HTTPResponse,
+    file: RemoteFile,
+    part: Path,
+    held: int,
+    progress: bool,
 ) -> None:
     """Write what arrives behind the first ``held`` bytes of ``part``.
 
@@ -1836,7 +1900,11 @@ def load_corpus(
     files = [MULTI30K[split, language] for language in (source, target)]
     paths = [fetch(file, mirror=mirror, cache=cache, progress=progress) for file in files]
     text = read_parallel(
-        *paths, languages=(source, target), name=name, split=split, drop_blank=split == "train"
+        *paths,
+        languages=(source, target),
+        name=name,
+        split=split,
+        drop_blank=split == "train",
     )
     text = replace(text, origin=f"multi30k/dataset, commit {COMMIT}, task 1, raw")
     return text if size is None else text.head(size)
