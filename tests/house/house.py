@@ -1,0 +1,181 @@
+"""The rules of the house. Each function returns what breaks a rule, one line each."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import jupytext
+import yaml
+from execution import imports, plain
+from export import chapters, export_cells, tags
+from scoreboard import ScoreboardError, parse_tags
+
+PACKAGE = "annotated_transformer"
+COLAB = "google.colab"
+
+
+def page_of(chapter: Path, root: Path) -> str:
+    """Return a chapter's page, such as ``book/model/attention``."""
+    return chapter.relative_to(root).with_suffix("").as_posix()
+
+
+def reading_order(root: Path) -> list[str]:
+    """Return the pages of the book in reading order."""
+    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
+    parts = [toc, *toc.get("parts", [])]
+    files = [entry["file"] for part in parts for entry in part.get("chapters", [])]
+    return [toc["root"], *files]
+
+
+def module_page(name: str, order: list[str]) -> str | None:
+    """Return the page that defines what an import names, or None for a part."""
+    parts = name.split(".")[1:]
+    while parts:
+        if (page := "/".join(["book", *parts])) in order:
+            return page
+        if any(other.startswith(page + "/") for other in order):
+            return None
+        parts.pop()
+    return order[0]
+
+
+def disorder(root: Path) -> list[str]:
+    """A chapter imports only from chapters before it."""
+    order = reading_order(root)
+    found = []
+    for chapter in chapters(root):
+        page = page_of(chapter, root)
+        if page not in order:
+            continue
+        cells = [c.source for c in jupytext.read(chapter).cells if c.cell_type == "code"]
+        names = set().union(*(imports(plain(cell)) for cell in cells))
+        for source in sorted({one for name in names if (one := module_page(name, order))}):
+            if order.index(source) >= order.index(page):
+                found.append(f"{page} imports from {source}, which does not come before it")
+    return found
+
+
+def untidy(root: Path) -> list[str]:
+    """Every chapter exports, is in the table of contents, has its notebook."""
+    order = reading_order(root)
+    found = [
+        f"{page} is in the table of contents twice"
+        for page in {p for p in order if order.count(p) > 1}
+    ]
+    found += [f"{page}.md does not exist" for page in order if not (root / f"{page}.md").exists()]
+    pages = [
+        path
+        for path in sorted((root / "book").rglob("*.md"))
+        if not any(part.startswith("_") for part in path.relative_to(root).parts)
+    ]
+    for path in pages:
+        if page_of(path, root) not in order:
+            found.append(f"{page_of(path, root)} is not in the table of contents")
+    for chapter in chapters(root):
+        if not export_cells(jupytext.read(chapter)):
+            found.append(f"{page_of(chapter, root)} exports nothing")
+        if not chapter.with_suffix(".ipynb").exists():
+            found.append(f"{page_of(chapter, root)} has no notebook")
+    return found
+
+
+def asserts(source: str) -> bool:
+    """Whether a cell holds an assertion that can fail."""
+    return any(
+        isinstance(node, ast.Assert)
+        and not (isinstance(node.test, ast.Constant) and node.test.value)
+        for node in ast.walk(ast.parse(plain(source)))
+    )
+
+
+def bad_claims(root: Path, claims: dict) -> list[str]:
+    """A claim's tag names a claim, and its cell asserts something and is shown."""
+    found = []
+    for chapter in chapters(root):
+        page = page_of(chapter, root)
+        for number, cell in enumerate(jupytext.read(chapter).cells):
+            try:
+                named = parse_tags(tags(cell))
+            except ScoreboardError as error:
+                found.append(f"{page}, cell {number}: {error}")
+                continue
+            for claim, kind in named:
+                where = f"{page}, cell {number}, claim {claim}"
+                if claim not in claims:
+                    found.append(f"{where}: no such claim")
+                elif kind and kind not in {part.kind for part in claims[claim].parts}:
+                    found.append(f"{where}: it has no check of kind {kind}")
+                if cell.cell_type != "code" or not asserts(cell.source):
+                    found.append(f"{where}: the cell asserts nothing")
+                if {"remove-cell", "remove-input"} & set(tags(cell)):
+                    found.append(f"{where}: the cell is not shown")
+    return found
+
+
+def unfinished(root: Path) -> list[str]:
+    """A chapter of a part ends with a summary and three exercises with solutions."""
+    found = []
+    colab: dict[str, str] = {}
+    for chapter in chapters(root):
+        page = page_of(chapter, root)
+        text = chapter.read_text(encoding="utf-8")
+        cells = [c.source for c in jupytext.read(chapter).cells if c.cell_type == "code"]
+        for cell in cells:
+            if COLAB in cell:
+                colab[page] = cell
+        if page.count("/") < 2:
+            continue
+        if page not in colab:
+            found.append(f"{page} has no cell that installs the package on Colab")
+        if not re.search(r"^## Summary$", text, re.M):
+            found.append(f"{page} has no summary")
+        labels = exercises(text, "exercise")
+        solved = set(re.findall(r"\{solution(?:-start)?\}\s*([\w-]+)", text))
+        if len(labels) < 3:
+            found.append(f"{page} has {len(labels)} exercises, not three")
+        found += [f"{page}: exercise {one} has no solution" for one in labels if one not in solved]
+    if len(set(colab.values())) > 1:
+        found.append(f"the Colab cells differ: {', '.join(sorted(colab))}")
+    return found
+
+
+def exercises(text: str, kind: str) -> list[str]:
+    """Return the labels of the exercises in a chapter."""
+    pattern = rf"\{{{kind}(?:-start)?\}}[^\n]*\n(?:[^\n]*\n){{0,4}}?:label:\s*([\w-]+)"
+    return re.findall(pattern, text)
+
+
+LOCAL = re.compile(
+    r"/work/|/root/|/home/\w|/tmp/\w|\.\./shared|localhost:\d|/opt/\w|pypi-more|\bTODO\b|\bFIXME\b"
+)
+TEXTS = {".md", ".py", ".yml", ".toml", ".txt", ".cff", ".json", ".css", ".js", ".bib", ""}
+
+
+def local_names(paths: list[Path], root: Path) -> list[str]:
+    """No file names a path of one machine, or leaves something to do."""
+    found = []
+    for path in paths:
+        if path.suffix not in TEXTS or path == Path(__file__) or "mathjax" in path.parts:
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if match := LOCAL.search(line):
+                found.append(f"{path.relative_to(root)}:{number}: {match[0]}")
+    return found
+
+
+def heavy(root: Path, modules: list[Path]) -> list[str]:
+    """The core of the package imports PyTorch and the standard library alone."""
+    allowed = {*sys.stdlib_module_names, "torch", PACKAGE}
+    found = []
+    for path in modules:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                if name.split(".")[0] not in allowed:
+                    found.append(f"{path.relative_to(root)} imports {name}")
+    return found

@@ -1,0 +1,337 @@
+"""The house is in order, and each rule is seen to fail on a project that breaks it."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import export
+import house
+import jupytext
+import pytest
+import scoreboard
+from conftest import ROOT, Write
+
+CLAIMS = scoreboard.load_claims()
+CORE = [
+    path
+    for path in sorted((ROOT / "annotated_transformer").rglob("*.py"))
+    if "translation" not in path.parts and path.name not in ("figures.py", "__main__.py")
+]
+
+
+def toc(root: Path, *pages: str) -> None:
+    """Write a table of contents."""
+    lines = ["format: jb-book", "root: book/index", "chapters:"]
+    lines += [f"  - file: book/{page}" for page in pages]
+    (root / "_toc.yml").write_text("\n".join(lines) + "\n")
+
+
+# --- the tree ------------------------------------------------------------------
+
+
+def test_package_and_notebooks_are_up_to_date() -> None:
+    assert export.run([], check=True) == []
+
+
+def test_imports_follow_the_reading_order() -> None:
+    assert house.disorder(ROOT) == []
+
+
+def test_every_chapter_has_its_place() -> None:
+    assert house.untidy(ROOT) == []
+
+
+def test_every_claim_tag_is_sound() -> None:
+    assert house.bad_claims(ROOT, CLAIMS) == []
+
+
+def test_every_chapter_is_finished() -> None:
+    assert house.unfinished(ROOT) == []
+
+
+def test_core_imports_pytorch_alone() -> None:
+    assert house.heavy(ROOT, CORE) == []
+
+
+def test_no_file_names_a_machine() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    paths = [ROOT / name for name in listed.split("\0") if name]
+    assert house.local_names([path for path in paths if path.is_file()], ROOT) == []
+
+
+def test_notebooks_hold_no_outputs() -> None:
+    for chapter in export.chapters():
+        cells = jupytext.read(chapter.with_suffix(".ipynb")).cells
+        assert not any(cell.get("outputs") for cell in cells), chapter
+
+
+def test_version_is_said_once() -> None:
+    import annotated_transformer
+
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{annotated_transformer.__version__}"' in project
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {annotated_transformer.__version__}" in citation
+
+
+def test_references_are_used_and_known() -> None:
+    known = set(
+        re.findall(r"^@\w+\{([^,]+),", (ROOT / "book/references.bib").read_text("utf-8"), re.M)
+    )
+    cited = set()
+    for path in (ROOT / "book").rglob("*.md"):
+        for keys in re.findall(r"\{cite[\w:]*\}`([^`]+)`", path.read_text("utf-8")):
+            cited.update(key.strip() for key in keys.split(","))
+    assert cited <= known
+
+
+def test_importing_loads_no_heavy_library() -> None:
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in CORE
+    ]
+    heavy = "matplotlib altair pandas seaborn spacy torchtext tokenizers sacrebleu".split()
+    code = f"import sys, {', '.join(names)}; print([m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_requirements_pin_everything() -> None:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith(("#", "-e"))]
+    assert [line for line in pins if not re.match(r"[\w.-]+==[\w.]+(; .+)?$", line)] == []
+
+
+def test_every_dependency_is_pinned() -> None:
+    tomllib = pytest.importorskip("tomllib")  # since Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {re.match(r"[\w.-]+", line)[0].lower() for group in wanted for line in group}
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    assert {name for name in names if not re.search(rf"^{re.escape(name)}==", text, re.M)} == set()
+
+
+# --- each rule fails where it should ---------------------------------------------
+
+
+def test_disorder_is_noticed(project: Path, write: Write) -> None:
+    write("index", ("export", "X = 1"), module="__init__")
+    write("model/a", ("export", "from annotated_transformer.model.b import Y"))
+    write("model/b", ("export", "from annotated_transformer import model\n\nY = 1"))
+    toc(project, "model/a", "model/b")
+    (fault,) = house.disorder(project)
+    assert "model/a imports from book/model/b" in fault
+    toc(project, "model/b", "model/a")
+    assert house.disorder(project) == []
+
+
+def test_chapter_may_not_import_itself(project: Path, write: Write) -> None:
+    write("index", ("export", "X = 1"), module="__init__")
+    write("model/a", ("", "import annotated_transformer.model.a as a"))
+    toc(project, "model/a")
+    assert len(house.disorder(project)) == 1
+
+
+def test_untidiness_is_noticed(project: Path, write: Write) -> None:
+    write("index", ("export", "X = 1"), module="__init__")
+    chapter = write("model/a", ("", "X = 1"))
+    (project / "book/page.md").write_text("# A page\n")
+    toc(project, "lost")
+    export.run([], check=False, root=project)
+    faults = house.untidy(project)
+    assert sorted(faults) == [
+        "book/lost.md does not exist",
+        "book/model/a exports nothing",
+        "book/model/a is not in the table of contents",
+        "book/page is not in the table of contents",
+    ]
+    chapter.with_suffix(".ipynb").unlink()
+    assert "book/model/a has no notebook" in house.untidy(project)
+
+
+@pytest.mark.parametrize(
+    ("tag", "source", "fault"),
+    [
+        ("claim-3.5c", "assert 1 + 1 == X", ""),
+        ("claim-3.2b-M, hide-input", "assert 1 + 1 == X", ""),
+        ("claim-3.5c", "X = 1", "asserts nothing"),
+        ("claim-3.5c", "assert True", "asserts nothing"),
+        ("claim-3.5c, remove-cell", "assert 1 + 1 == X", "not shown"),
+        ("claim-9.9z", "assert 1 + 1 == X", "no such claim"),
+        ("claim-3.5c-M", "assert 1 + 1 == X", "no check of kind M"),
+        ("claim-three", "assert 1 + 1 == X", "not of the form"),
+    ],
+)
+def test_bad_claim_is_noticed(
+    project: Path, write: Write, tag: str, source: str, fault: str
+) -> None:
+    write("a", (tag, source))
+    faults = house.bad_claims(project, CLAIMS)
+    assert len(faults) == bool(fault)
+    assert all(fault in one for one in faults)
+
+
+EXERCISE = """
+:::{{exercise-start}}
+:label: ex-{0}
+:::
+Why?
+:::{{exercise-end}}
+:::
+
+:::{{solution-start}} ex-{0}
+:::
+So.
+:::{{solution-end}}
+:::
+"""
+INSTALL = 'import sys\n\nif "google.colab" in sys.modules:\n    %pip install -q x'
+
+
+def test_unfinished_chapter_is_noticed(project: Path, write: Write) -> None:
+    three = "".join(EXERCISE.format(number) for number in range(3))
+    write("model/good", ("", INSTALL), text="\n## Summary\n" + three)
+    assert house.unfinished(project) == []
+    write("model/bad", ("", "X = 1"), text=EXERCISE.format(1) + three.replace("} ex-2", "} ex-9"))
+    assert house.unfinished(project) == [
+        "book/model/bad has no cell that installs the package on Colab",
+        "book/model/bad has no summary",
+        "book/model/bad: exercise ex-2 has no solution",
+    ]
+    write("model/bad", ("", INSTALL + " y"), text="\n## Summary\n")
+    assert house.unfinished(project) == [
+        "book/model/bad has 0 exercises, not three",
+        "the Colab cells differ: book/model/bad, book/model/good",
+    ]
+
+
+def test_machine_name_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text("fine\nrun /work" + "/main/x\n")
+    assert house.local_names([path], tmp_path) == ["a.md:2: /work" + "/"]
+
+
+def test_heavy_import_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("import math\nimport tqdm\n\n\ndef f():\n    import pandas\n")
+    assert house.heavy(tmp_path, [path]) == ["a.py imports tqdm"]
+
+
+# --- the exporter ----------------------------------------------------------------
+
+
+def test_exporting_from_nothing_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("book", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    for path in (tmp_path / "book").rglob("*.ipynb"):
+        path.unlink()
+    written = export.run([], check=False, root=tmp_path)
+    assert len(written) > 2 * len(export.chapters())
+    for line in written:
+        name = line.removeprefix("wrote ")
+        assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes(), name
+    assert export.run([], check=False, root=tmp_path) == []
+
+
+def test_check_lists_what_is_stale(project: Path, write: Write) -> None:
+    write("model/a", ("export", "X = 1"))
+    expected = ["annotated_transformer/model/a.py", "book/model/a.ipynb"]
+    expected += ["annotated_transformer/model/__init__.py", "annotated_transformer/py.typed"]
+    assert export.run([], True, project) == [f"stale {name}" for name in expected]
+    assert not (project / "annotated_transformer").exists()
+    assert export.run([], False, project) == [f"wrote {name}" for name in expected]
+    assert export.run([], True, project) == []
+    write("model/a", ("", "Y = 2"), ("export", "X = 1"))
+    assert export.run([], True, project) == ["stale book/model/a.ipynb"]
+
+
+def test_module_without_chapter_is_an_orphan(project: Path, write: Write) -> None:
+    chapter = write("model/a", ("export", "X = 1"))
+    write("model/b", ("export", "X = 1"))
+    export.run([], False, project)
+    by_hand = project / "annotated_transformer/model/c.py"
+    by_hand.write_text("X = 1\n")
+    chapter.unlink()
+    assert len(export.run([], True, project)) == 3
+    export.run([], False, project)
+    assert not (project / "annotated_transformer/model/a.py").exists()
+    assert by_hand.exists()
+    assert export.run([], True, project) == ["no chapter defines annotated_transformer/model/c.py"]
+
+
+def test_error_names_file_line_and_cell(project: Path, write: Write) -> None:
+    chapter = write("model/a", ("export", "X = 1"), ("export", "Y = 2\nZ = = 3"))
+    line = chapter.read_text().splitlines().index("Z = = 3") + 1
+    with pytest.raises(export.ExportError, match=rf"book/model/a\.md:{line}: export cell 2"):
+        export.run([], False, project)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [("model/b", "mirrors the book: model/a"), ("''\n  x: y", "mirrors")],
+)
+def test_module_must_mirror_the_chapter(
+    project: Path, write: Write, module: str, message: str
+) -> None:
+    write("model/a", ("export", "X = 1"), module=module)
+    with pytest.raises(export.ExportError, match=message):
+        export.run([], False, project)
+
+
+def test_front_matter_must_say_what_is_exported(project: Path, write: Write) -> None:
+    chapter = write("a", ("export", "X = 1"))
+    text = chapter.read_text().replace("  doc: One line.\n", "")
+    chapter.write_text(text)
+    with pytest.raises(export.ExportError, match="front matter needs export"):
+        export.run([], False, project)
+
+
+def test_unknown_chapter_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert export.main(["book/nowhere.md"]) == 2
+    assert "not a chapter" in capsys.readouterr().err
+
+
+def test_docstrings_name_the_chapter() -> None:
+    source = (
+        'def f():\n    """One."""\n\n\n'
+        'class Ä:\n    """Zwei\n\n    äöü."""\n\n    def g(self):\n        """Three."""\n\n\n'
+        "def h():\n    return 1\n"
+    )
+    scope: dict = {}
+    exec(export.with_origin(source, "book/a.md"), scope)
+    assert scope["f"].__doc__.endswith("One.\n\n    Defined in: book/a.md\n    ")
+    assert scope["Ä"].__doc__.endswith("äöü.\n\n    Defined in: book/a.md\n    ")
+    assert scope["Ä"].g.__doc__ == "Three."
+    assert scope["h"].__doc__ is None
+
+
+def test_every_exported_docstring_names_its_chapter() -> None:
+    for path in (ROOT / "annotated_transformer").rglob("*.py"):
+        if path.name in ("__init__.py", "__main__.py"):
+            continue
+        page = f"book/{path.relative_to(ROOT / 'annotated_transformer').with_suffix('.md')}"
+        tree = export.ast.parse(path.read_text(encoding="utf-8"))
+        assert page in export.ast.get_docstring(tree)
+        for node in tree.body:
+            if isinstance(node, export.ast.FunctionDef | export.ast.ClassDef):
+                docstring = export.ast.get_docstring(node)
+                assert docstring is None or docstring.endswith(f"Defined in: {page}"), node.name
+
+
+def test_cell_ids_do_not_move(project: Path, write: Write) -> None:
+    def ids() -> list[str]:
+        export.run([], False, project)
+        return [cell.id for cell in jupytext.read(project / "book/a.ipynb").cells]
+
+    write("a", ("export", "X = 1"), ("", "X"), ("", "X"))
+    before = ids()
+    assert len(set(before)) == len(before)
+    write("a", ("export", "X = 1"), ("", "Y = 2"), ("", "X"), ("", "X"))
+    assert [one for one in ids() if one in before] == before
