@@ -46,6 +46,14 @@ def attention(
     return weights @ value, weights
 
 
+def padding_mask(tokens: Tensor, pad: int) -> Tensor:
+    """Return the mask ``(batch, 1, length)`` of ``tokens (batch, length)``, true at real tokens.
+
+    Defined in: book/model/attention.md
+    """
+    return (tokens != pad).unsqueeze(-2)
+
+
 def subsequent_mask(size: int, device: torch.device | None = None) -> Tensor:
     """Return the causal mask of section 3.2.3, ``(1, size, size)``, true up to the diagonal.
 
@@ -54,24 +62,27 @@ def subsequent_mask(size: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
 
 
-def padding_mask(tokens: Tensor, pad: int) -> Tensor:
-    """Return the mask ``(batch, 1, length)`` of ``tokens (batch, length)``: true where not ``pad``.
+SHORT = 128  # keys; up to here, plain products through oneDNN beat the fused kernel
+
+
+def plain_is_faster(query: Tensor, key: Tensor) -> bool:
+    """Whether ``attention`` beats the fused kernel for these shapes, on this processor.
+
+    Under ``torch.set_float32_matmul_precision("medium")`` a CPU multiplies through oneDNN:
+    fast for the few large products of ``attention``, slow to start for the many small ones
+    inside the fused kernel. A single query, as in decoding, does not take that way.
 
     Defined in: book/model/attention.md
     """
-    return (tokens != pad).unsqueeze(-2)
-
-
-SHORT = 64  # keys; below, three plain operations beat the fused kernel's backward pass
+    through_onednn = torch.get_float32_matmul_precision() != "highest"
+    short = query.size(-2) > 1 and key.size(-2) <= SHORT
+    return query.device.type == "cpu" and through_onednn and short
 
 
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     """Equal to ``attention(query, key, value, mask)[0]``, by the faster way at this size.
-
-    Long sequences go through PyTorch's fused kernel, which never holds the ``n × m``
-    weights. On a CPU, short ones train faster through plain products.
 
     Args:
         query: Shape ``(batch, heads, n, d_k)``.
@@ -84,6 +95,6 @@ def fused_attention(
 
     Defined in: book/model/attention.md
     """
-    if query.device.type == "cpu" and query.requires_grad and key.size(-2) <= SHORT:
+    if plain_is_faster(query, key):
         return attention(query, key, value, mask)[0]
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
