@@ -1,6 +1,6 @@
 """Run the command line: ``python -m annotated_transformer``.
 
-The commands are defined in book/translation/system.md.
+The commands are defined in book/translation/command.md.
 """
 # Written from book/_ext/export.py: edit it instead.
 

@@ -40,7 +40,7 @@ INIT = '''\
 MAIN = '''\
 """Run the command line: ``python -m annotated_transformer``.
 
-The commands are defined in book/translation/system.md.
+The commands are defined in book/translation/command.md.
 """
 # Written from book/_ext/export.py: edit it instead.
 
@@ -231,7 +231,7 @@ def targets(selected: Sequence[Path], root: Path = ROOT) -> Iterator[tuple[Path,
             INIT.format(part=part, mark=MARK),
         )
     yield root / PACKAGE / "py.typed", ""
-    if (root / "book/translation/system.md").exists():
+    if (root / "book/translation/command.md").exists():
         yield root / PACKAGE / "__main__.py", MAIN
 
 
