@@ -56,6 +56,18 @@ class Tokenizer(Protocol):
         """Return the tokenizer as JSON text: data alone, nothing that runs."""
 
 
+def check_numbers(ids: Iterable[int], size: int) -> list[int]:
+    """Return the numbers, or raise IndexError for one that is in no vocabulary of a size.
+
+    Defined in: book/translation/tokenizers.md
+    """
+    numbers = list(ids)
+    for number in numbers:
+        if not 0 <= number < size:
+            raise IndexError(f"no token has number {number} in a vocabulary of {size}")
+    return numbers
+
+
 def normal_blanks(text: str) -> str:
     """Return the text with every run of white space as one blank.
 
@@ -135,7 +147,7 @@ class WordTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text; blanks stand where they stood, once each."""
         text = ""
-        for number in ids:
+        for number in check_numbers(ids, len(self)):
             if number in (PAD, BOS, EOS):
                 continue
             word, glued = self._entry(number)
@@ -144,7 +156,7 @@ class WordTokenizer:
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the words."""
-        return [self._entry(number)[0] for number in ids]
+        return [self._entry(number)[0] for number in check_numbers(ids, len(self))]
 
     def _entry(self, number: int) -> tuple[str, bool]:
         first = len(SPECIAL_TOKENS)
@@ -181,7 +193,8 @@ class BPETokenizer:
         """Build the vocabulary from the list of merges, in the order they were learned."""
         self.merges = tuple(merges)
         alphabet = sorted(ByteLevel.alphabet())
-        self.vocabulary = (*alphabet, *(first + second for first, second in merges))
+        pieces = [*alphabet, *(first + second for first, second in merges)]
+        self.vocabulary = tuple(dict.fromkeys(pieces))  # two merges may give one piece
         ids = {token: number for number, token in enumerate(self.vocabulary)}
         self._backend = _byte_level(BPE(ids, list(merges)))
 
@@ -213,12 +226,13 @@ class BPETokenizer:
         learner.train_from_iterator((" " + line for line in lines), trainer)
         model = json.loads(learner.to_str())["model"]
         merges = [(first, second) for first, second in model["merges"]]
-        if smallest + len(merges) != vocab_size:
+        tokenizer = cls(merges)
+        if len(tokenizer) != vocab_size:
             raise TokenizerError(
-                f"the text gives a vocabulary of {smallest + len(merges)} at most, not "
+                f"the text gives a vocabulary of {len(tokenizer)} at most, not "
                 f"{vocab_size}; ask for a smaller one or give more text"
             )
-        return cls(merges)
+        return tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers of the sub-words; any text can be encoded."""
@@ -232,7 +246,7 @@ class BPETokenizer:
         """Return the text, exactly as it was encoded."""
         pieces: list[str] = []
         run: list[int] = []
-        for number in [*ids, PAD]:
+        for number in [*check_numbers(ids, len(self)), PAD]:
             if number >= len(SPECIAL_TOKENS):
                 run.append(number - len(SPECIAL_TOKENS))
                 continue
@@ -245,7 +259,7 @@ class BPETokenizer:
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the sub-words; a leading blank is shown as ``▁``."""
         labels = []
-        for number in ids:
+        for number in check_numbers(ids, len(self)):
             if number < len(SPECIAL_TOKENS):
                 labels.append(SPECIAL_TOKENS[number])
             else:

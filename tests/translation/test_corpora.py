@@ -412,6 +412,7 @@ def test_grammar_refuses_what_it_does_not_have() -> None:
         grammar_pairs("train", -1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["der", "Mann", ",", ".", "?", "geht"])))
 def test_detokenise_keeps_the_words(words: list[str]) -> None:
     text = detokenise(words)
@@ -431,7 +432,7 @@ def write(path: Path, content: bytes) -> Path:
 line_text = st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(line_text, min_size=1), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_reading_gives_back_what_was_written(lines: list[str], end: str, packed: bool) -> None:
     lines = [line.removeprefix("\ufeff") if n == 0 else line for n, line in enumerate(lines)]
