@@ -211,6 +211,7 @@ class Run:
     ) -> None:
         self.options, self.folder = options, folder
         self.state: dict[str, Any] = {"updates": 0, "seconds": 0.0, "curve": [], "best": None}
+        self.state["commit"] = commit()
         torch.manual_seed(options.seed)
         resuming = (folder / "config.json").exists()
         self.system = self._load(texts[0]) if resuming else self._begin(texts[0])
@@ -441,7 +442,7 @@ def make_record(
     """
     return {
         "command": command,
-        "commit": commit(),
+        "commit": state["commit"],
         "date": datetime.now(timezone.utc).date().isoformat(),
         "seed": system.training["options"]["seed"],
         "corpus": {"checksums": system.training["checksums"]},
