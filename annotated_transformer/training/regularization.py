@@ -1,4 +1,4 @@
-"""Label smoothing (section 5.4).
+"""Dropout and label smoothing (section 5.4).
 
 Defined in the chapter *Regularisation* (book/training/regularization.md).
 """
@@ -7,10 +7,12 @@ Defined in the chapter *Regularisation* (book/training/regularization.md).
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from annotated_transformer.notation import PAD
 
@@ -24,6 +26,7 @@ def smoothed_target(
     *,
     variant: Variant = "paper",
     padding_idx: int = PAD,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the smoothed distributions ``(tokens, size)`` of ``target (tokens,)`` (section 5.4).
 
@@ -35,17 +38,21 @@ def smoothed_target(
             (as the work that the paper cites); ``"others"`` all but the right one;
             ``"article"`` all but the right one and padding.
         padding_idx: Number of the padding token; its rows are zero.
+        dtype: Type of the result; PyTorch's default unless given.
 
     Defined in: book/training/regularization.md
     """
     share = {"paper": size, "others": size - 1, "article": size - 2}[variant]
     gold = 1 - smoothing + (smoothing / share if variant == "paper" else 0.0)
-    dist = torch.full((target.size(0), size), smoothing / share, device=target.device)
+    dist = torch.full((target.size(0), size), smoothing / share, dtype=dtype, device=target.device)
     dist.scatter_(1, target.unsqueeze(1), gold)
     if variant == "article":
         dist[:, padding_idx] = 0.0
     dist[target == padding_idx] = 0.0
     return dist
+
+
+FLOOR = -1e4  # stands for the logarithm of zero, so that the loss stays a finite number
 
 
 class LabelSmoothing(nn.Module):
@@ -85,18 +92,20 @@ class LabelSmoothing(nn.Module):
         """Return the summed divergence of ``x (tokens, size)`` from ``target (tokens,)``."""
         self.target = target
         keep = target != self.padding_idx
-        x, target = x[keep], target[keep]
+        x, target = x[keep].clamp(min=FLOOR), target[keep]
         gold = x.gather(1, target.unsqueeze(1)).sum()
-        total = x.sum()
-        share, count = {
-            "paper": (self.size, total),
-            "others": (self.size - 1, total - gold),
-            "article": (self.size - 2, total - gold - x[:, self.padding_idx].sum()),
-        }[self.variant]
-        cross = -(1 - self.smoothing) * gold - (
-            self.smoothing / share * count if self.smoothing else 0.0
-        )
-        return cross - len(target) * self._entropy(share)
+        share = self.size - {"paper": 0, "others": 1, "article": 2}[self.variant]
+        loss = -(1 - self.smoothing) * gold - len(target) * self._entropy(share)
+        if not self.smoothing:
+            return loss
+        rest = x.sum() if self.variant != "article" else self._sum_without_padding(x)
+        if self.variant != "paper":
+            rest = rest - gold
+        return loss - self.smoothing / share * rest
+
+    def _sum_without_padding(self, x: Tensor) -> Tensor:
+        """Sum ``x (tokens, size)`` but for the column of padding."""
+        return x[:, : self.padding_idx].sum() + x[:, self.padding_idx + 1 :].sum()
 
     def _entropy(self, share: int) -> float:
         """Entropy of one smoothed target, in nats."""
@@ -104,7 +113,7 @@ class LabelSmoothing(nn.Module):
         gold = 1 - e + (e / share if paper else 0.0)
         rest = (share - 1 if paper else share, e / share)
         terms = [(1, gold), rest]
-        return -sum(n * p * torch.tensor(p).double().log().item() for n, p in terms if n and p > 0)
+        return -sum(n * p * math.log(p) for n, p in terms if n and p > 0)
 
 
 ROWS = 512  # rows of logits that are held at a time
@@ -128,11 +137,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         learn: bool,
     ) -> tuple[Tensor, Tensor]:
         size = weight.size(0)
-        grad_x, grad_w, grad_b = (
-            torch.empty_like(x),
-            torch.zeros_like(weight),
-            torch.zeros_like(bias),
-        )
+        grad_x, grad_w = torch.empty_like(x), torch.zeros_like(weight)
+        grad_b = torch.zeros_like(bias)
         loss = x.new_zeros((), dtype=torch.float64)
         nll = x.new_zeros((), dtype=torch.float64)
         for start in range(0, x.size(0), ROWS):
@@ -159,6 +165,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (loss * scale).to(x.dtype), nll
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
         if grad != 1:
