@@ -1,0 +1,139 @@
+"""Measure our package beside others: ``python -m benchmarks --help``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TASKS = ("train small", "train base", "decode small", "decode base")
+REQUIRED = {
+    ("train small", "torch.nn.Transformer"): 2.5,
+    ("train base", "torch.nn.Transformer"): 2.0,
+    ("decode base", "article"): 15.0,
+}
+
+
+def work(contender: str, task: str, size: str) -> None:
+    """Do a step for each line that comes in; answer with seconds, at the end with memory."""
+    import torch
+
+    from benchmarks.contenders import CONTENDERS, SIZES
+
+    imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = CONTENDERS[contender](SIZES[size], task)
+    step()  # the first one allocates and warms up
+    step()
+    print("ready", torch.get_float32_matmul_precision(), flush=True)
+    for line in sys.stdin:
+        if line.strip() == "end":
+            break
+        start = time.perf_counter()
+        step()
+        print(time.perf_counter() - start, flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    scale = 1024 if sys.platform == "darwin" else 1  # bytes there, KiB elsewhere
+    print((peak - imported) / scale / 1024, flush=True)
+
+
+class Worker:
+    """One contender in a process of its own, so that its memory and settings are its own."""
+
+    def __init__(self, contender: str, task: str) -> None:
+        self.name = contender
+        command = [sys.executable, "-m", "benchmarks", "--work", contender, *task.split()]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.precision = self.answer().split()[1]
+        self.seconds: list[float] = []
+
+    def answer(self) -> str:
+        """Read a line of the worker."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} failed")
+        return line
+
+    def ask(self, line: str) -> float:
+        """Send a line, return the number that comes back."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return float(self.answer())
+
+
+def measure(task: str, contenders: list[str], rounds: int) -> dict[str, dict[str, object]]:
+    """Let the contenders take turns, step by step, and return the median of each."""
+    workers = [Worker(name, task) for name in contenders]
+    for _ in range(rounds):
+        for worker in workers:
+            worker.seconds.append(worker.ask("step"))
+    results = {}
+    for worker in workers:
+        results[worker.name] = {
+            "median_s": statistics.median(worker.seconds),
+            "best_s": min(worker.seconds),
+            "memory_mb": worker.ask("end"),
+            "float32_products": worker.precision,
+        }
+        worker.process.wait()
+    return results
+
+
+def show(task: str, results: dict[str, dict[str, object]]) -> None:
+    """Print a table of one task, as ratios to ours."""
+    ours = results["ours"]
+    print(f"\n{task}\n{'':24}{'median s':>10}{'best s':>9}{'MB':>8}{'time':>8}{'memory':>9}")
+    for name, row in results.items():
+        time_ratio = row["median_s"] / ours["median_s"]  # type: ignore[operator]
+        memory_ratio = ours["memory_mb"] / row["memory_mb"]  # type: ignore[operator]
+        need = REQUIRED.get((task, name))
+        print(
+            f"{name:24}{row['median_s']:10.3f}{row['best_s']:9.3f}{row['memory_mb']:8.0f}"
+            f"{time_ratio:7.2f}x{memory_ratio:9.2f}" + (f"   (at least {need}x)" if need else "")
+        )
+
+
+def main() -> None:
+    """Read the options, measure, print, write a record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("tasks", nargs="*", help=f"any of: {', '.join(TASKS)} (all unless given)")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each contender")
+    parser.add_argument("--record", type=Path, help="write the figures into this JSON file")
+    parser.add_argument("--work", nargs=3, metavar=("WHO", "TASK", "SIZE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(*options.work)
+        return
+    unknown = set(options.tasks) - set(TASKS)
+    if unknown:
+        parser.error(f"unknown task {sorted(unknown)[0]!r}; choose among {', '.join(TASKS)}")
+    found = {}
+    for task in options.tasks or TASKS:
+        rounds = (
+            options.rounds if "small" in task and "train" in task else max(3, options.rounds // 3)
+        )
+        others = ["article"] if task.startswith("decode") else ["torch.nn.Transformer", "article"]
+        found[task] = measure(task, ["ours", *others], rounds)
+        show(task, found[task])
+    if options.record:
+        record = {
+            "command": f"python -m benchmarks {' '.join(repr(t) for t in options.tasks)}".strip(),
+            "hardware": {"machine": platform.machine(), "cores": os.cpu_count()},
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "tasks": found,
+        }
+        options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
