@@ -373,7 +373,7 @@ thing verkaufen verkauft verkauft | sell sells sold
 thing finden findet gefunden | find finds found
 thing nehmen nimmt genommen | take takes took
 thing tragen trägt getragen | carry carries carried
-thing brauchen braucht gebraucht | need needs needed
+need brauchen braucht gebraucht | need needs needed
 thing reparieren repariert repariert | repair repairs repaired
 thing malen malt gemalt | paint paints painted
 thing waschen wäscht gewaschen | wash washes washed
@@ -1032,13 +1032,15 @@ SHAPES = (
 )
 
 
-def somebody(writer: Writer, subject: Phrase) -> Phrase:
+def somebody(writer: Writer, subject: Phrase, negated: str) -> Phrase:
     """Write the person that something is done to: sometimes *me* or *us*.
 
     Defined in: book/translation/corpora.md
     """
     if subject.person == "3" and writer.chance(0.25):
         return write_pronoun(writer, which=writer.rng.choice(["I", "we"]))
+    if negated:  # nicht follows a definite phrase
+        return noun_phrase(writer, "person", determiners="def mein unser")
     return noun_phrase(writer, "person")
 
 
@@ -1070,7 +1072,7 @@ def action_clause(writer: Writer, subject: Phrase, adverb: bool = True, tense: s
     objects: list[tuple[Phrase, Case]] = []
     if shape in ("person", "dative", "both"):
         case: Case = "accusative" if shape == "person" else "dative"
-        objects.append((somebody(writer, subject), case))
+        objects.append((somebody(writer, subject, negated), case))
     if shape in ("thing", "both"):
         negated = "kein" if negation is not None and writer.chance(0.6) else negated
         thing = direct_object(writer, negated, negation, owner=shape == "thing")
@@ -1112,7 +1114,7 @@ def description(writer: Writer) -> Sentence:
         subject = owned(writer, noun_phrase(writer, "person", "lying", determiners="def"))
     else:
         subject = noun_phrase(writer, "person", "animal", "standing", "lying")
-    if extra > 0.65:
+    if extra > 0.5:
         subject = related(writer, subject)
     tense = writer.rng.choice(["present", "past"])
     if subject.kind in ("standing", "lying") and writer.chance(0.5):
@@ -1122,7 +1124,7 @@ def description(writer: Writer) -> Sentence:
         )
     else:
         negated = "nicht" if writer.chance(0.2) else ""
-        clause = described(writer, subject, tense, adverb=extra <= 0.65, negated=negated)
+        clause = described(writer, subject, tense, adverb=extra <= 0.5, negated=negated)
     return english_order(clause), german_order(clause, "second"), "."
 
 
@@ -1303,6 +1305,7 @@ KINDS: tuple[Callable[[Writer], Sentence], ...] = (
     statement,
     statement,
     description,
+    description,
     question,
     report,
     condition,
@@ -1434,6 +1437,17 @@ def split_of(pair: Pair) -> str:
     return "test" if digest[0] < 26 else "val" if digest[0] < 52 else "train"
 
 
+def is_good(pair: Pair) -> bool:
+    """Tell whether a pair has the wanted length, and no adjective twice.
+
+    Defined in: book/translation/corpora.md
+    """
+    known = {quality.english for quality in QUALITIES}
+    used = [word for word in pair.english if word in known]
+    lengths = len(pair.english), len(pair.german)
+    return SHORTEST <= min(lengths) <= max(lengths) <= LONGEST and len(used) == len(set(used))
+
+
 def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) -> list[Pair]:
     """Write sentence pairs of the grammar.
 
@@ -1457,8 +1471,7 @@ def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) 
     pairs: dict[tuple[str, ...], Pair] = {}
     while len(pairs) < wanted:
         pair = make_pair(write_sentence(writer), next(writer.links))
-        fits = all(SHORTEST <= len(side) <= LONGEST for side in (pair.english, pair.german))
-        if fits and split_of(pair) == split:
+        if is_good(pair) and split_of(pair) == split:
             pairs.setdefault(pair.english, pair)
     return list(pairs.values())
 
