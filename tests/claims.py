@@ -72,7 +72,20 @@ def cells(chapter: str) -> tuple[Cell, ...]:
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
+    """Names that are read or written; without a function's own names where they are read."""
+    own: set[str] = set()
+    found: set[str] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, context):
+            found.add(part.id)
+        elif isinstance(part, ast.arg):
+            own.add(part.arg)
+        elif isinstance(part, ast.comprehension):
+            own |= {n.id for n in ast.walk(part.target) if isinstance(n, ast.Name)}
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = (n for n in ast.walk(part) if isinstance(n, ast.Name))
+            own |= {n.id for n in inner if isinstance(n.ctx, ast.Store)}
+    return found - own if context is ast.Load else found
 
 
 def _bound(statement: ast.stmt) -> set[str]:
@@ -109,26 +122,53 @@ def needed(chapter: tuple[Cell, ...], claim: str) -> list[Cell]:
     """Return the cells that check a claim, and those that they depend on, in order."""
     last = max((i for i, cell in enumerate(chapter) if cell.checks(claim)), default=-1)
     assert last >= 0, f"no cell is tagged claim-{claim}"
+    fixed, called = _fixed(chapter), set[str]()
+    while True:  # functions look their names up when they are called: until nothing is added
+        kept = _needed(chapter[: last + 1], claim, fixed, called)
+        body = [statement for cell in kept for statement in _body(cell, claim)]
+        functions = [part for part in body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+        more = called.union(*(_names(function, ast.Load) for function in functions))
+        if more == called:
+            return kept
+        called = more
+
+
+def _needed(chapter: tuple[Cell, ...], claim: str, fixed: set[str], called: set[str]) -> list[Cell]:
+    """Go back through the cells, from the last one, with the names that are still wanted."""
     kept: list[Cell] = []
     wanted: set[str] = set()
-    fixed = _fixed(chapter)
-    for cell in reversed(chapter[: last + 1]):
+    for cell in reversed(chapter):
         body = _body(cell, claim)
         bound = {name for statement in body for name in _bound(statement)}
         touched = {name for statement in body for name in _touched(statement)}
         future = any(isinstance(s, ast.ImportFrom) and s.module == "__future__" for s in body)
-        if cell.checks(claim) or future or wanted & (bound | (touched - fixed)):
+        useful = (wanted | called) & (bound | (touched - fixed))
+        if cell.checks(claim) or future or useful:
             kept.append(cell)
-            wanted |= set().union(*(_names(statement, ast.Load) for statement in body))
+            for statement in reversed(body):
+                if isinstance(statement, ast.Assign | ast.AnnAssign):
+                    wanted -= _bound(statement)  # bound anew: earlier cells do not matter
+                wanted |= _names(statement, ast.Load)
     return kept[::-1]
+
+
+class _NoAssertions(ast.NodeTransformer):
+    """Take the assertions out of a cell, not out of the functions that it defines."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:
+        return node
 
 
 def _body(cell: Cell, claim: str, replace: tuple[str, str] = ("", "")) -> list[ast.stmt]:
     """Parse a cell; one that does not check the claim loses its own assertions."""
     body = ast.parse(cell.source.replace(*replace) if replace[0] else cell.source).body
-    if cell.checks(claim):
-        return body
-    return [statement for statement in body if not isinstance(statement, ast.Assert)]
+    return body if cell.checks(claim) else [_NoAssertions().visit(part) for part in body]
 
 
 @contextmanager
@@ -140,11 +180,13 @@ def _sandbox(name: str) -> Iterator[dict[str, Any]]:
     from annotated_transformer import figures
 
     quiet = unittest.mock.patch.multiple(figures, show=lambda *_: None, live=lambda *_: None)
-    with quiet, unittest.mock.patch.dict(sys.modules, {name: module}), torch.random.fork_rng():
+    sys.modules[name] = module  # dataclasses look their module up
+    with quiet, torch.random.fork_rng():
         torch.manual_seed(0)
         try:
             yield module.__dict__
         finally:
+            del sys.modules[name]
             figures.plt.close("all")
             torch.set_float32_matmul_precision(precision)
             torch.set_default_dtype(dtype)
