@@ -40,40 +40,8 @@ def batch_loss(
     """
     x = model.forward_packed(batch.src, batch.tgt, batch.src_keep, batch.tgt_keep)
     gold = batch.tgt_y[batch.tgt_keep]  # (rows,)
-    scale = 1 / (batch.ntokens if tokens is None else tokens)
+    scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
     return linear_cross_entropy(x, model.generator.proj, gold, smoothing, scale)
-
-
-def update(
-    model: EncoderDecoder,
-    batches: Sequence[Batch],
-    optimizer: torch.optim.Optimizer,
-    schedule: LRScheduler | None = None,
-    smoothing: float = 0.0,
-) -> Progress:
-    """Make one update from ``batches``, as if they were one batch.
-
-    Raises:
-        FloatingPointError: The loss is not a finite number; the weights are as before.
-
-    Defined in: book/training/loop.md
-    """
-    tokens = sum(batch.ntokens for batch in batches)
-    start, nll = time.perf_counter(), 0.0
-    for batch in batches:
-        loss, batch_nll = batch_loss(model, batch, smoothing, tokens)
-        loss.backward()
-        nll += batch_nll.item()
-    if not math.isfinite(nll):
-        optimizer.zero_grad()
-        raise FloatingPointError(
-            f"the loss of an update of {tokens} tokens is {nll}: lower the rate"
-        )
-    optimizer.step()
-    optimizer.zero_grad()
-    if schedule is not None:
-        schedule.step()
-    return Progress(nll, tokens, time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
@@ -109,6 +77,42 @@ class Progress:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+def update(
+    model: EncoderDecoder,
+    batches: Sequence[Batch],
+    optimizer: torch.optim.Optimizer,
+    schedule: LRScheduler | None = None,
+    smoothing: float = 0.0,
+) -> Progress:
+    """Make one update from ``batches``, as if they were one batch.
+
+    Raises:
+        FloatingPointError: The loss is not a finite number; the weights are as before.
+        ValueError: There is no target token to learn from.
+
+    Defined in: book/training/loop.md
+    """
+    tokens = sum(batch.ntokens for batch in batches)
+    if not tokens:
+        raise ValueError("an update needs at least one target token")
+    start, total, nll = time.perf_counter(), 0.0, 0.0
+    for batch in batches:
+        loss, batch_nll = batch_loss(model, batch, smoothing, tokens)
+        loss.backward()
+        total += loss.item()
+        nll += batch_nll.item()
+    if not (math.isfinite(total) and math.isfinite(nll)):
+        optimizer.zero_grad()
+        raise FloatingPointError(
+            f"the loss of an update of {tokens} tokens is {total}: lower the learning rate"
+        )
+    optimizer.step()
+    optimizer.zero_grad()
+    if schedule is not None:
+        schedule.step()
+    return Progress(nll, tokens, time.perf_counter() - start)
+
+
 def fit(
     model: EncoderDecoder,
     batches: Iterable[Batch],
@@ -126,7 +130,7 @@ def fit(
         optimizer: Makes the updates.
         schedule: Sets the rate; it counts updates.
         smoothing: ε of label smoothing.
-        accumulate: Batches that make one update.
+        accumulate: Batches that make one update; the last update takes what is left.
 
     Defined in: book/training/loop.md
     """
@@ -151,8 +155,10 @@ def evaluate(model: EncoderDecoder, batches: Iterable[Batch]) -> Progress:
     training = model.training
     model.eval()
     start, nll, tokens = time.perf_counter(), 0.0, 0
-    for batch in batches:
-        nll += batch_loss(model, batch)[1].item()
-        tokens += batch.ntokens
-    model.train(training)
+    try:
+        for batch in batches:
+            nll += batch_loss(model, batch)[1].item()
+            tokens += batch.ntokens
+    finally:
+        model.train(training)
     return Progress(nll, tokens, time.perf_counter() - start)

@@ -1,0 +1,213 @@
+"""Tests of the training loop: what divides, what counts, and what stays untouched."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.model.transformer import make_model
+from annotated_transformer.notation import PAD
+from annotated_transformer.training.batches import Batch, make_batch
+from annotated_transformer.training.loop import Progress, batch_loss, evaluate, fit, update
+from annotated_transformer.training.optimizer import make_adam, noam_schedule, rate
+
+VOCAB = 13
+
+sentence = st.lists(st.integers(4, VOCAB - 1), max_size=6)
+pairs = st.lists(st.tuples(sentence, sentence), min_size=1, max_size=7)
+
+
+def model(dropout=0.0, seed=0, **options):
+    torch.manual_seed(seed)
+    sizes = {"N": 1, "d_model": 8, "d_ff": 16, "h": 2, "dropout": dropout, **options}
+    return make_model(VOCAB, VOCAB, **sizes).double()
+
+
+def batch(of):
+    return make_batch([s for s, _ in of], [t for _, t in of])
+
+
+def plain_loss(net, of, smoothing):
+    """Padded, with all logits at once, divided by the tokens that are not padding."""
+    logits = net.generator.proj(net(of.src, of.tgt, of.src_mask, of.tgt_mask))
+    gold = of.tgt_y.reshape(-1)
+    total = F.cross_entropy(
+        logits.flatten(0, 1), gold, ignore_index=PAD, label_smoothing=smoothing, reduction="sum"
+    )
+    return total / (gold != PAD).sum()
+
+
+def gradients(net):
+    found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    return found
+
+
+def near(first, second, tolerance):
+    return all((a - b).abs().max() < tolerance for a, b in zip(first, second, strict=True))
+
+
+FIXED = [([4, 5, 6], [7]), ([8], [9, 10, 11, 12, 4]), ([], []), ([5, 5], [6, 6, 6])]
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs, st.sampled_from([0.0, 0.1, 0.6]), st.sampled_from(["post", "pre"]))
+def test_packed_loss_is_the_padded_one_in_value_and_gradient(of, smoothing, norm):
+    net, one = model(norm=norm), batch(of)
+    plain = plain_loss(net, one, smoothing)
+    plain.backward()
+    expected = gradients(net)
+    loss, nll = batch_loss(net, one, smoothing)
+    loss.backward()
+    assert abs(loss - plain) < 1e-10
+    assert near(gradients(net), expected, 1e-10)
+    assert abs(nll / one.ntokens - plain_loss(net, one, 0.0)) < 1e-10
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs, st.data())
+def test_accumulated_batches_are_the_big_batch(of, data):
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(of) - 1)), max_size=4)))
+    parts = [of[i:j] for i, j in zip([0, *cuts], [*cuts, len(of)], strict=True) if of[i:j]]
+    one, many = model(), model()
+    first = update(one, [batch(of)], torch.optim.SGD(one.parameters(), 0.5), smoothing=0.1)
+    second = update(
+        many, [batch(p) for p in parts], torch.optim.SGD(many.parameters(), 0.5), smoothing=0.1
+    )
+    assert near(one.parameters(), many.parameters(), 1e-9)
+    assert first.tokens == second.tokens == sum(len(t) + 1 for _, t in of)
+    assert math.isclose(first.nll, second.nll, rel_tol=1e-12)
+
+
+def test_mean_of_means_would_be_noticed():
+    net = model()
+    batch_loss(net, batch(FIXED))[0].backward()
+    whole = gradients(net)
+    for part in (FIXED[:1], FIXED[1:]):
+        (batch_loss(net, batch(part))[0] / 2).backward()
+    assert not near(gradients(net), whole, 1e-4)
+
+
+def test_an_update_moves_weights_and_clears_gradients():
+    net = model()
+    before = copy.deepcopy(net.state_dict())
+    progress = update(net, [batch(FIXED)], make_adam(net, 0.01))
+    assert any(not torch.equal(before[name], now) for name, now in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+    assert progress.seconds > 0
+    assert progress.speed == progress.tokens / progress.seconds
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_loss_that_is_not_finite_changes_nothing(value, place):
+    net = model()
+    optimizer = make_adam(net)
+    schedule = noam_schedule(optimizer, 8)
+    good = [([4], [5])]
+    bad = [([4], [12])]
+    update(net, [batch(good)], optimizer, schedule)
+    net.generator.proj.bias.data[12] = value
+    weights = [p.detach().clone() for p in net.parameters()]
+    state = copy.deepcopy(optimizer.state_dict())
+    order = [batch(bad), batch(good)]
+    with pytest.raises(FloatingPointError, match=r"tokens is (nan|inf|-inf).*learning rate"):
+        update(net, order[:: 1 - 2 * place], optimizer, schedule)
+    for now, then in zip(net.parameters(), weights, strict=True):
+        torch.testing.assert_close(now.data, then, rtol=0, atol=0, equal_nan=True)
+        assert now.grad is None
+    after = optimizer.state_dict()
+    assert after["param_groups"] == state["param_groups"]
+    for number, kept in state["state"].items():
+        assert all(torch.equal(kept[k], after["state"][number][k]) for k in kept)
+    assert schedule.last_epoch == 1
+
+
+def test_smoothing_that_is_not_finite_counts_too():
+    net = model()
+    net.generator.proj.bias.data[9] = -math.inf  # the likelihood itself stays finite
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        update(net, [batch([([4], [5])])], make_adam(net), smoothing=0.1)
+
+
+def test_an_update_of_nothing_is_refused():
+    net = model()
+    with pytest.raises(ValueError, match="at least one target token"):
+        update(net, [], make_adam(net))
+    padding = Batch(torch.tensor([[4]]), torch.full((1, 3), PAD))
+    with pytest.raises(ValueError, match="at least one target token"):
+        update(net, [padding], make_adam(net))
+    assert evaluate(net, [padding]).tokens == 0
+
+
+@pytest.mark.parametrize(("count", "accumulate"), [(6, 1), (6, 3), (7, 3), (2, 5), (0, 2)])
+def test_the_schedule_counts_updates(count, accumulate):
+    net = model()
+    optimizer = make_adam(net)
+    schedule = noam_schedule(optimizer, 8, warmup=2)
+    rates = [optimizer.param_groups[0]["lr"]]
+    steps = fit(net, [batch(FIXED)] * count, optimizer, schedule, accumulate=accumulate)
+    tokens = []
+    for progress in steps:
+        rates.append(optimizer.param_groups[0]["lr"])
+        tokens.append(progress.tokens)
+    updates = math.ceil(count / accumulate)
+    assert rates == [rate(step, 8, 1.0, 2) for step in range(1, updates + 2)]
+    assert sum(tokens) == count * batch(FIXED).ntokens
+
+
+def test_fit_trains_in_training_mode_and_stops_when_told():
+    net = model(dropout=0.5).eval()
+    taken = []
+
+    def batches():
+        for number in range(10):
+            taken.append(number)
+            yield batch(FIXED)
+
+    steps = fit(net, batches(), make_adam(net, 1e-3))
+    next(steps)
+    assert net.training
+    net.eval()  # as an evaluation in between might
+    next(steps)
+    assert net.training
+    assert taken == [0, 1]
+
+
+def test_fit_learns():
+    net = model(seed=1)
+    losses = [p.loss for p in fit(net, [batch(FIXED)] * 60, make_adam(net, 0.02), smoothing=0.0)]
+    assert losses[-1] < losses[0] / 4
+
+
+@settings(max_examples=20, deadline=None)
+@given(pairs, st.booleans())
+def test_evaluation_leaves_the_model_as_it_was(of, training):
+    net = model(dropout=0.5).train(training)
+    net.generator.proj.bias.grad = kept_grad = torch.ones_like(net.generator.proj.bias)
+    first = evaluate(net, [batch(of)])
+    second = evaluate(net, [batch([pair]) for pair in of])
+    assert first.tokens == second.tokens
+    assert math.isclose(first.nll, second.nll, rel_tol=1e-10)  # no dropout
+    assert all(module.training == training for module in net.modules())
+    assert net.generator.proj.bias.grad is kept_grad
+    assert torch.equal(kept_grad, torch.ones_like(kept_grad))
+
+
+def test_evaluation_that_fails_puts_the_mode_back():
+    net = model().train()
+    with pytest.raises(IndexError):
+        evaluate(net, [batch([([VOCAB], [4])])])
+    assert net.training
+
+
+def test_progress_adds_up():
+    total = Progress(2.0, 4, 1.0) + Progress(6.0, 4, 3.0)
+    assert (total.loss, total.speed) == (1.0, 2.0)
+    assert math.isclose(total.perplexity, math.e)
+    assert (Progress().loss, Progress().speed, Progress().perplexity) == (0.0, 0.0, 1.0)
+    assert Progress(1e9, 1, 1.0).perplexity > 1e300  # no overflow
