@@ -1,0 +1,94 @@
+"""The checks of the training chapters notice broken code."""
+
+import pytest
+
+from tests.claims import assert_claim_can_fail
+
+BATCHES, OPTIMIZER, REGULARIZATION = (
+    f"training/{name}" for name in ("batches", "optimizer", "regularization")
+)
+
+
+@pytest.mark.parametrize(
+    ("claim", "old", "new"),
+    [
+        # the bound: forgets the sentence to come; counts real tokens; looks at one side only
+        ("5.1b-P", "width * (len(batch) + 1) > max_tokens", "width * len(batch) > max_tokens"),
+        ("5.1b-P", "width = max(width, *lengths[i])", "width = max(width, lengths[i][0])"),
+        # padding: not sorted at all; sorted by something else than length
+        ("5.1b-M", "sorted(order[start : start + size], key=by_longer)", "order[start:][:size]"),
+        ("5.1b-M", "return max(lengths[i]), lengths[i]", "return i % 7, lengths[i]"),
+    ],
+)
+def test_batches(claim, old, new):
+    assert_claim_can_fail(BATCHES, claim, old, new)
+
+
+@pytest.mark.parametrize(
+    ("claim", "old", "new"),
+    [
+        ("5.3a", "lr=lr, betas=(0.9, 0.98)", "lr=lr, betas=(0.9, 0.999)"),
+        ("5.3a", "lr=lr, betas=(0.9, 0.98)", "lr=lr, betas=(0.98, 0.9)"),
+        ("5.3a", "eps=1e-9, fused=True", "eps=1e-8, fused=True"),
+        ("5.3a", "v / (1 - beta2**t)", "v"),
+        ("5.3b", "step * warmup**-1.5", "step * warmup**-1.4"),
+        ("5.3b", "min(step**-0.5,", "max(step**-0.5,"),
+        ("5.3b", "factor * model_size**-0.5", "factor * model_size**-0.4"),
+        ("5.3b", "rate(done + 1, model_size", "rate(done, model_size"),
+        # moved on by every micro-batch
+        ("5.3b", "schedule.step()  # once", "[schedule.step() for _ in range(accumulate)]  # once"),
+    ],
+)
+def test_optimizer(claim, old, new):
+    assert_claim_can_fail(OPTIMIZER, claim, old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("d_ff=32, h=2, dropout=0.1)", "d_ff=32, h=2, dropout=0.1, ff_dropout=0.1)"),
+        (  # dropped after the addition
+            "sublayer.dropout = DropAll()",
+            "sublayer.dropout = DropAll()\n"
+            "        sublayer.forward = lambda x, f, s=sublayer: s.norm(s.dropout(x + f(x)))",
+        ),
+        (  # positions added after the dropout
+            "model.src_embed[1].dropout = DropAll()",
+            "model.src_embed[1].forward = lambda x: 0 * x + model.src_embed[1].pe[:, : x.size(1)]",
+        ),
+    ],
+)
+def test_dropout(old, new):
+    assert_claim_can_fail(REGULARIZATION, "5.4a", old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # the variants of the table
+        ('"others": size - 1, "article"', '"others": size, "article"'),
+        ("dist[:, padding_idx] = 0.0", "pass"),
+        ("(smoothing / share if variant ==", "(0 * share if variant =="),
+        ("(1 - one_hot) * e / (len(x) - 1)", "(1 - one_hot) * e / len(x)"),
+        # the loss without a table
+        ("keep = target != self.padding_idx", "keep = target == target"),
+        ("rest = rest - gold", "pass"),
+        ('{"paper": 0, "others": 1, "article": 2}', '{"paper": 0, "others": 1, "article": 1}'),
+        ("loss - self.smoothing / share * rest", "loss - self.smoothing * rest"),
+        ("- len(target) * self._entropy(share)", ""),
+        ("x[keep].clamp(min=FLOOR)", "x[keep]"),
+    ],
+)
+def test_label_smoothing(old, new):
+    assert_claim_can_fail(REGULARIZATION, "5.4b-P", old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("y[:, rows], label_smoothing=e", "y[:, rows]"),  # no smoothing: no difference
+        ("wrong = torch.rand(tasks, count) < noise", "wrong = torch.rand(tasks, count) < 0"),
+    ],
+)
+def test_smoothing_hurts_and_helps(old, new):
+    assert_claim_can_fail(REGULARIZATION, "5.4b-M", old, new)
