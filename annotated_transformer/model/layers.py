@@ -16,30 +16,6 @@ from torch import Tensor, nn
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Norm = Literal["post", "pre"]
 
-
-class PositionwiseFeedForward(nn.Module):
-    """The feed-forward network of section 3.3: ``max(0, x W1 + b1) W2 + b2``.
-
-    Args:
-        d_model: Width of input and output.
-        d_ff: Width of the hidden layer.
-        dropout: Probability of dropping a hidden unit in training; the paper has none here.
-
-    Defined in: book/model/layers.md
-    """
-
-    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.w_1 = nn.Linear(d_model, d_ff)
-        self.w_2 = nn.Linear(d_ff, d_model)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply to each position of ``x (..., d_model)`` on its own; same shape."""
-        y: Tensor = self.w_2(self.dropout(F.relu_(self.w_1(x))))  # in place: one block less
-        return y
-
-
 LEVELS = 2**16  # steps of the dropping probability
 
 
@@ -107,6 +83,29 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Show the probability."""
         return f"p={self.p}"
+
+
+class PositionwiseFeedForward(nn.Module):
+    """The feed-forward network of section 3.3: ``max(0, x W1 + b1) W2 + b2``.
+
+    Args:
+        d_model: Width of input and output.
+        d_ff: Width of the hidden layer.
+        dropout: Probability of dropping a hidden unit in training; the paper has none here.
+
+    Defined in: book/model/layers.md
+    """
+
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.w_1 = nn.Linear(d_model, d_ff)
+        self.w_2 = nn.Linear(d_ff, d_model)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to each position of ``x (..., d_model)`` on its own; same shape."""
+        y: Tensor = self.w_2(self.dropout(F.relu_(self.w_1(x))))  # in place: one block less
+        return y
 
 
 def clones(module: ModuleT, n: int) -> nn.ModuleList:
