@@ -1,0 +1,165 @@
+"""Attention against PyTorch's kernel, brute force, and what a mask promises."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from annotated_transformer.model.attention import (
+    SHORT,
+    attention,
+    fused_attention,
+    padding_mask,
+    plain_is_faster,
+    subsequent_mask,
+)
+
+sizes = st.integers(1, 6)
+seeds = st.integers(0, 2**31)
+
+
+@pytest.fixture(params=["highest", "medium"])
+def precision(request):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+def draw(seed, *shapes):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
+
+
+def with_gradients(y, *inputs):
+    steering = torch.arange(y.numel(), dtype=y.dtype).view_as(y).sin()
+    return [y, *torch.autograd.grad(y, inputs, steering)]
+
+
+def assert_equal(ones, others, atol=1e-12):
+    for one, other in zip(ones, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=atol)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, sizes, sizes, sizes, sizes, st.sampled_from([0.0, 0.3, 0.8, 1.0]))
+def test_agrees_with_the_kernel_in_value_and_gradient(seed, n, m, d_k, d_v, share):
+    q, k, v = draw(seed, (2, 3, n, d_k), (2, 3, m, d_k), (2, 3, m, d_v))
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(2, 1, n, m, generator=generator) < share
+    for some in (None, mask):
+        theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=some)
+        ours = attention(q, k, v, some)[0]
+        assert ours.shape == (2, 3, n, d_v)
+        assert_equal(with_gradients(ours, q, k, v), with_gradients(theirs, q, k, v))
+
+
+def test_agrees_with_loops():
+    q, k, v = (x.detach() for x in draw(0, (3, 4), (5, 4), (5, 2)))
+    mask = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)) < 0.6
+    output, weights = attention(q, k, v, mask)
+    for i in range(3):
+        seen = [j for j in range(5) if mask[i, j]]
+        powers = {j: math.exp(float(q[i] @ k[j]) / math.sqrt(4)) for j in seen}
+        for j in range(5):
+            share = powers.get(j, 0.0) / sum(powers.values())
+            assert weights[i, j].item() == pytest.approx(share, abs=1e-12)
+        total = sum(powers[j] / sum(powers.values()) * v[j] for j in seen)
+        torch.testing.assert_close(output[i], total)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, sizes, sizes)
+def test_weights_are_shares_of_what_may_be_seen(seed, n, m):
+    q, k = draw(seed, (n, 4), (m, 4))
+    mask = torch.rand(n, m, generator=torch.Generator().manual_seed(seed)) < 0.5
+    weights = attention(q, k, k, mask)[1]
+    assert (weights >= 0).all()
+    assert (weights[~mask] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), mask.any(-1).double())
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.integers(2, 6))
+def test_no_leak_from_what_is_hidden(seed, n):
+    (x, wild) = draw(seed, (1, n, 4), (1, n, 4))
+    mask = subsequent_mask(n)
+    for t in range(1, n):
+        changed = torch.cat([x[:, :t], 1e5 * wild[:, t:]], dim=1)
+        before, after = (attention(y, y, y, mask)[0][:, :t] for y in (x, changed))
+        assert torch.equal(before, after)
+        assert (torch.autograd.grad(after.sum(), wild)[0] == 0).all()
+
+
+def test_a_query_that_sees_nothing_gets_zeros(precision):
+    (x,) = draw(0, (2, 3, 4, 8))
+    mask = torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    mask[0, 0, 1], mask[1] = False, False
+    for y in (attention(x, x, x, mask)[0], fused_attention(x, x, x, mask)):
+        assert (y[0, :, 1] == 0).all()
+        assert (y[1] == 0).all()
+        assert (y[0, :, 0] != 0).any()
+        (slope,) = torch.autograd.grad(y.sum(), x)
+        assert slope.isfinite().all()
+        assert (slope[1] == 0).all()
+
+
+def test_masks_of_numbers_work_as_in_the_article():
+    (x,) = draw(0, (2, 4, 8))
+    mask = subsequent_mask(4)
+    assert_equal(attention(x, x, x, mask), attention(x, x, x, mask.long()))
+    assert_equal(attention(x, x, x, mask), attention(x, x, x, mask.double()))
+
+
+def test_dropout_is_applied_to_the_weights():
+    (x,) = draw(0, (2, 4, 8))
+    output, weights = attention(x, x, x, dropout=nn.Dropout(0.5))
+    assert (weights == 0).any()
+    torch.testing.assert_close(output, weights @ x)
+    kept = weights != 0
+    torch.testing.assert_close(weights[kept], 2 * attention(x, x, x)[1][kept])
+
+
+@given(st.integers(1, 12))
+def test_subsequent_mask_counts(size):
+    mask = subsequent_mask(size)
+    assert mask.shape == (1, size, size)
+    assert mask.dtype == torch.bool
+    assert mask[0].sum(-1).tolist() == list(range(1, size + 1))
+    assert all(mask[0, i, j] == (j <= i) for i in range(size) for j in range(size))
+
+
+def test_padding_mask_is_true_at_real_tokens():
+    tokens = torch.tensor([[7, 3, 0], [0, 0, 0]])
+    assert padding_mask(tokens, 0).tolist() == [[[True, True, False]], [[False] * 3]]
+    assert padding_mask(tokens, 3).tolist() == [[[True, False, True]], [[True] * 3]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("m", [1, 7, SHORT, SHORT + 1])
+def test_fused_equals_plain_on_both_sides_of_the_switch(precision, n, m):
+    q, k, v = draw(m, (2, 2, n, 8), (2, 2, m, 8), (2, 2, m, 8))
+    mask = torch.rand(2, 1, n, m, generator=torch.Generator().manual_seed(m)) < 0.5
+    for some in (None, mask):
+        ours = with_gradients(fused_attention(q, k, v, some), q, k, v)
+        assert_equal(ours, with_gradients(attention(q, k, v, some)[0], q, k, v))
+    assert plain_is_faster(q, k) == (precision == "medium" and n > 1 and m <= SHORT)
+
+
+def test_conversion_to_the_masks_of_pytorchs_layer():
+    (x,) = draw(0, (2, 4, 8))
+    layer = nn.MultiheadAttention(8, 1, bias=False, batch_first=True).double()
+    with torch.no_grad():
+        layer.in_proj_weight.copy_(torch.eye(8).repeat(3, 1))
+        layer.out_proj.weight.copy_(torch.eye(8))
+    real = padding_mask(torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]]), 0)
+    past = subsequent_mask(4)
+    theirs, _ = layer(x, x, x, attn_mask=~past[0], key_padding_mask=~real.squeeze(1))
+    assert_equal([attention(x, x, x, real & past)[0]], [theirs])
