@@ -83,18 +83,17 @@ def _rows(table: str) -> list[list[str]]:
     return [line.split() for line in table.strip().splitlines()]
 
 
-NUMBER_WORDS = {
-    ("de", "units"): "- ein zwei drei vier fünf sechs sieben acht neun",
-    ("de", "teens"): "zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
-    "achtzehn neunzehn",
-    (
-        "de",
-        "tens",
-    ): "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig",
-    ("en", "units"): "- one two three four five six seven eight nine",
-    ("en", "teens"): "ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen",
-    ("en", "tens"): "- - twenty thirty forty fifty sixty seventy eighty ninety",
+NUMBER_WORDS = {  # units, teens, tens
+    "de": (
+        "- ein zwei drei vier fünf sechs sieben acht neun",
+        "zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn",
+        "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig",
+    ),
+    "en": (
+        "- one two three four five six seven eight nine",
+        "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen",
+        "- - twenty thirty forty fifty sixty seventy eighty ninety",
+    ),
 }
 
 
@@ -105,11 +104,11 @@ def _number_parts(language: str, number: int) -> tuple[str, str, str]:
     """
     if not 2 <= number <= 99:  # ein and eine would need a gender
         raise ValueError(f"number words exist here for 2 to 99, not for {number}")
-    words = {kind: NUMBER_WORDS[language, kind].split() for kind in ("units", "teens", "tens")}
-    tens, unit = divmod(number, 10)
-    if tens < 2:
-        return words["teens" if tens else "units"][unit], "", ""
-    return "", words["tens"][tens], words["units"][unit] if unit else ""
+    units, teens, tens = (words.split() for words in NUMBER_WORDS[language])
+    ten, unit = divmod(number, 10)
+    if ten < 2:
+        return (teens if ten else units)[unit], "", ""
+    return "", tens[ten], units[unit] if unit else ""
 
 
 def german_number(number: int) -> str:
