@@ -8,6 +8,7 @@ Defined in the chapter *Checkpoints* (book/translation/checkpoints.md).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import struct
@@ -25,7 +26,6 @@ from annotated_transformer.translation.tokenizers import (
     Tokenizer,
     TokenizerError,
     load_tokenizer,
-    save_tokenizer,
 )
 
 
@@ -50,12 +50,15 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if path.exists() and not path.is_file():  # a pipe, a device: nothing to replace
+            path.write_bytes(data)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(part, path.resolve())  # through a link, to what it points to
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be written: {error.strerror or error}; "
@@ -66,13 +69,36 @@ def write_atomically(path: str | Path, data: bytes) -> None:
             part.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: str | Path) -> None:
+    """Remove the temporary files that a killed process left in a folder.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    for part in Path(folder).glob(".*.part"):
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors with their names, in hexadecimal digits.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     """Save tensors, and JSON data in the header, atomically.
 
     Defined in: book/translation/checkpoints.md
     """
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(contiguous, {"data": json.dumps(data)}))
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"data": json.dumps(data), "sha256": digest(plain)}
+    write_atomically(path, save(plain, header))
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -87,12 +113,16 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raw = Path(path).read_bytes()
         tensors = load(raw)
         (length,) = struct.unpack("<Q", raw[:8])
-        data = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["data"])
+        header = json.loads(raw[8 : 8 + length])["__metadata__"]
+        data = json.loads(header["data"])
+        if header.get("sha256", "") not in ("", digest(tensors)):
+            raise ValueError("its numbers do not have the checksum in its header")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # safetensors has exceptions of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
-            f"{path}: damaged ({error}); take a copy, or delete it and train again"
+            f"{path}: damaged ({reason}); take a copy, or delete it and train again"
         ) from None
     return tensors, data
 
@@ -106,20 +136,26 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """Copy tensors into a model's parameters.
+    """Copy tensors into a model's parameters; all of them, or none.
 
     Raises:
-        CheckpointError: Names or shapes do not fit.
+        CheckpointError: Names or shapes do not fit; the message names ``path``.
 
     Defined in: book/translation/checkpoints.md
     """
-    for name, parameter in weights(model).items():
-        tensor = tensors.get(name)
-        if tensor is None or tensor.shape != parameter.shape:
-            found = "is missing" if tensor is None else f"has the shape {tuple(tensor.shape)}"
-            raise CheckpointError(f"{path}: {name} {found}, expected {tuple(parameter.shape)}")
-        with torch.no_grad():
-            parameter.copy_(tensor)
+    own = weights(model)
+    wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise CheckpointError(
+                f"{path}: does not belong to this model: {name} has the shape "
+                f"{found.get(name, 'of nothing')}, not {wanted.get(name, 'of nothing')}; "
+                "take the weights, the configuration and the tokenizer from one training"
+            )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[name])
 
 
 FORMAT = 1
@@ -150,6 +186,12 @@ class System:
         """Whether both languages have one vocabulary."""
         return self.tokenizers[0] is self.tokenizers[1]
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the tokenizers: weights make sense only with those of their training."""
+        text = "\n".join(tokenizer.to_json() for tokenizer in self.tokenizers)
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 def save_description(system: System, folder: str | Path) -> None:
     """Write configuration and tokenizers: all but the weights.
@@ -157,6 +199,9 @@ def save_description(system: System, folder: str | Path) -> None:
     Defined in: book/translation/checkpoints.md
     """
     folder = Path(folder)
+    names = ("tokenizer.json",) if system.shared else ("source.json", "target.json")
+    for name, tokenizer in zip(names, system.tokenizers, strict=False):
+        write_atomically(folder / name, (tokenizer.to_json() + "\n").encode())
     data = {
         "format": FORMAT,
         "languages": list(system.languages),
@@ -165,9 +210,15 @@ def save_description(system: System, folder: str | Path) -> None:
         "training": system.training,
     }
     write_atomically(folder / "config.json", (json.dumps(data, indent=2) + "\n").encode())
-    names = ("tokenizer.json",) if system.shared else ("source.json", "target.json")
-    for name, tokenizer in zip(names, system.tokenizers, strict=False):
-        save_tokenizer(tokenizer, folder / name)
+
+
+def save_weights(system: System, folder: str | Path, **data: Any) -> None:
+    """Write the weights; ``data`` goes into the header of their file.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    header = {**data, "tokenizers": system.fingerprint}
+    save_tensors(Path(folder) / "model.safetensors", weights(system.model), header)
 
 
 def save_system(system: System, folder: str | Path, **data: Any) -> None:
@@ -176,11 +227,15 @@ def save_system(system: System, folder: str | Path, **data: Any) -> None:
     Defined in: book/translation/checkpoints.md
     """
     save_description(system, folder)
-    save_tensors(Path(folder) / "model.safetensors", weights(system.model), data)
+    save_weights(system, folder, **data)
 
 
 def load_system(folder: str | Path, *, with_weights: bool = True) -> System:
     """Load a system from a folder; nothing in it can run code.
+
+    Args:
+        folder: Where it was saved.
+        with_weights: Load the weights; without, the model has fresh random ones.
 
     Raises:
         CheckpointError: Something is missing or damaged; the message names the file.
@@ -191,30 +246,40 @@ def load_system(folder: str | Path, *, with_weights: bool = True) -> System:
     data = _load_json(folder / "config.json")
     try:
         if data["format"] != FORMAT:
-            raise CheckpointError(
-                f"{folder}: format {data['format']} is unknown; update the package"
-            )
+            raise ValueError(f"its format {data['format']!r} is unknown to this version")
         config = ModelConfig(**data["model"])
         first, second = (str(language) for language in data["languages"])
         names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
         loaded = [load_tokenizer(folder / name) for name in names]
-        tokenizers = (loaded[0], loaded[-1])
-        model = build_model(len(tokenizers[0]), len(tokenizers[1]), config)
+        model = build_model(len(loaded[0]), len(loaded[-1]), config)
         training = dict(data["training"])
     except TokenizerError as error:
         raise CheckpointError(str(error)) from None
-    except CheckpointError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{folder / 'config.json'}: damaged ({type(error).__name__}: {error}); "
+            f"{folder / 'config.json'}: damaged ({type(error).__name__}: {reason}); "
             "take a copy, or train again"
         ) from None
+    system = System(model.eval(), config, (first, second), (loaded[0], loaded[-1]), training)
     if with_weights:
         path = folder / "model.safetensors"
-        load_weights(model, load_tensors(path)[0], path)
-    model.eval()
-    return System(model, config, (first, second), tokenizers, training)
+        tensors, header = load_tensors(path)
+        check_fingerprint(system, header, path)
+        load_weights(model, tensors, path)
+    return system
+
+
+def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Path) -> None:
+    """Raise CheckpointError if a file's weights were trained with other tokenizers.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    if header.get("tokenizers", system.fingerprint) != system.fingerprint:
+        raise CheckpointError(
+            f"{path}: was trained with another tokenizer than the one beside it; "
+            "take both from one training"
+        )
 
 
 def _load_json(path: Path) -> dict[str, Any]:
@@ -240,16 +305,17 @@ def _load_json(path: Path) -> dict[str, Any]:
 def save_training(
     path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, data: Mapping[str, Any]
 ) -> None:
-    """Save weights, the optimizer's state, the random state, and ``data``, atomically in one file.
+    """Save weights, the optimizer, the random state, and ``data``, atomically in one file.
 
     Defined in: book/translation/checkpoints.md
     """
     tensors = {f"model.{name}": tensor for name, tensor in weights(model).items()}
-    for number, state in optimizer.state_dict()["state"].items():
+    memory = optimizer.state_dict()
+    for number, state in memory["state"].items():
         for name, tensor in state.items():
             tensors[f"optimizer.{number}.{name}"] = tensor
     tensors["random"] = torch.get_rng_state()
-    save_tensors(path, tensors, data)
+    save_tensors(path, tensors, {**data, "groups": memory["param_groups"]})
 
 
 def load_training(
@@ -263,14 +329,19 @@ def load_training(
     Defined in: book/translation/checkpoints.md
     """
     tensors, data = load_tensors(path)
-    prefix = "model."
-    own = {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
+    own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     load_weights(model, own, path)
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, number, key = name.split(".")
-            state.setdefault(int(number), {})[key] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    torch.set_rng_state(tensors["random"])
+    try:
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer."):
+                _, number, key = name.split(".")
+                state.setdefault(int(number), {})[key] = tensor
+        groups = data.pop("groups", optimizer.state_dict()["param_groups"])
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        torch.set_rng_state(tensors["random"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({type(error).__name__}: {error}); delete it and train again"
+        ) from None
     return data

@@ -1,0 +1,411 @@
+"""Checkpoints: whole or absent, bit for bit, and nothing in them runs."""
+
+import errno
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.model.transformer import ModelConfig, build_model
+from annotated_transformer.training.batches import make_batch
+from annotated_transformer.training.loop import update
+from annotated_transformer.training.optimizer import make_adam
+from annotated_transformer.translation import checkpoints
+from annotated_transformer.translation.checkpoints import (
+    CheckpointError,
+    System,
+    check_fingerprint,
+    load_system,
+    load_tensors,
+    load_training,
+    load_weights,
+    remove_leftovers,
+    save_system,
+    save_tensors,
+    save_training,
+    weights,
+    write_atomically,
+)
+from annotated_transformer.translation.tokenizers import BPETokenizer, WordTokenizer
+
+TEXT = ["der Hund schläft", "die Katze trinkt Milch", 'sagt "ja"\tund geht'] * 3
+CONFIG = ModelConfig(N=1, d_model=16, d_ff=16, h=2, max_len=32)
+
+
+def make_system(shared: bool = True, vocabulary: int = 270, seed: int = 0) -> System:
+    """Return a small untrained system."""
+    torch.manual_seed(seed)
+    if shared:
+        both = BPETokenizer.train(TEXT, vocabulary)
+        model = build_model(len(both), len(both), CONFIG)
+        return System(model, CONFIG, ("de", "en"), (both, both), {"options": {"seed": seed}})
+    config = ModelConfig(N=1, d_model=16, d_ff=16, h=2, max_len=32, tie="target")
+    first, second = WordTokenizer.train(TEXT, "de"), WordTokenizer.train(TEXT[:2] * 2, "en")
+    model = build_model(len(first), len(second), config)
+    return System(model, config, ("de", "en"), (first, second), {})
+
+
+def parts(folder: Path) -> list[Path]:
+    """Return the temporary files in a folder."""
+    return list(folder.rglob("*.part"))
+
+
+def one_line(error: pytest.ExceptionInfo[CheckpointError], path: Path) -> None:
+    """Check that a message is one line that names a file."""
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# --- files ---------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_and_folders_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    for data in (b"old", b"", b"new"):
+        write_atomically(path, data)
+        assert path.read_bytes() == data
+    assert parts(tmp_path) == []
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_atomically(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_a_device_is_written_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(tmp_path / "pipe", b"text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_keeps_the_old_file(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints.os, step, full)
+    with pytest.raises(CheckpointError, match="No space left") as error:
+        write_atomically(path, b"new")
+    one_line(error, path)
+    assert path.read_bytes() == b"old"
+    assert parts(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["folder", "file/below"])
+def test_a_file_that_cannot_be_written(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CheckpointError) as error:
+        write_atomically(tmp_path / name, b"new")
+    one_line(error, tmp_path / name)
+
+
+def test_leftovers_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".model.safetensors.123.part").write_bytes(b"half")
+    (tmp_path / "kept.part").write_bytes(b"")
+    remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path / "nowhere")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.part"]
+
+
+def test_kill_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    source = Path(checkpoints.__file__).read_text(encoding="utf-8")
+    start = source.index("def write_atomically")
+    function = source[start : source.index("\ndef ", start + 1)]
+    program = (
+        "from __future__ import annotations\nimport contextlib, os, sys\n"
+        f"from pathlib import Path\n{function}\n"
+        "for turn in range(10**6):\n"
+        "    write_atomically(sys.argv[1], bytes([turn % 256]) * 3_000_000)\n"
+        "    print(turn, flush=True)\n"
+    )
+    for attempt in range(5):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.007 * attempt)
+            process.kill()
+        data = path.read_bytes()
+        assert len(data) == 3_000_000
+        assert len(set(data)) == 1
+
+
+# --- tensors -------------------------------------------------------------------
+
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=4),
+    kinds=st.lists(st.sampled_from(TYPES), min_size=4, max_size=4),
+    data=st.dictionaries(st.text(max_size=5), st.integers() | st.text() | st.floats(-1, 1)),
+)
+def test_tensors_come_back(
+    tmp_path: Path, shapes: list[list[int]], kinds: list[torch.dtype], data: dict[str, Any]
+) -> None:
+    tensors = {
+        str(n): (torch.randn(shape) * 9).to(kind)
+        for n, (shape, kind) in enumerate(zip(shapes, kinds, strict=False))
+    }
+    save_tensors(tmp_path / "t", tensors, data)
+    loaded, found = load_tensors(tmp_path / "t")
+    assert found == data
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+
+
+def test_a_transposed_tensor_comes_back(tmp_path: Path) -> None:
+    tensor = torch.arange(6.0).view(2, 3).T
+    save_tensors(tmp_path / "t", {"t": tensor}, {})
+    assert torch.equal(load_tensors(tmp_path / "t")[0]["t"], tensor)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 0.999), cut=st.booleans())
+def test_an_altered_file_is_refused(tmp_path: Path, place: float, cut: bool) -> None:
+    path = tmp_path / "t"
+    save_tensors(path, {"w": torch.ones(50), "b": torch.zeros(3)}, {"a": 1})
+    raw = bytearray(path.read_bytes())
+    index = int(place * len(raw))
+    if cut:
+        del raw[index:]
+    else:
+        raw[index] ^= 0x55
+    path.write_bytes(raw)
+    try:
+        _, data = load_tensors(path)
+    except CheckpointError as error:
+        assert str(path) in str(error)
+        assert "\n" not in str(error)
+    else:  # a changed letter in our own data, or blanks: the numbers are as they were
+        assert not cut
+        assert torch.equal(load_tensors(path)[0].get("w", torch.ones(50)), torch.ones(50))
+
+
+class Payload:
+    """An object whose unpickling makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    save_system(make_system(), tmp_path)
+    mark = tmp_path / "it-ran"
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        good = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(pickle.dumps(Payload(mark)))
+        with pytest.raises(CheckpointError) as error:
+            load_system(tmp_path)
+        one_line(error, tmp_path / name)
+        torch.save({"w": Payload(mark)}, tmp_path / name)
+        with pytest.raises(CheckpointError):
+            load_system(tmp_path)
+        assert not mark.exists()
+        (tmp_path / name).write_bytes(good)
+    load_system(tmp_path)
+    pickle.loads(pickle.dumps(Payload(mark)))  # the payload was a live one
+    assert mark.exists()
+
+
+# --- systems -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_system_comes_back(shared: bool, tmp_path: Path) -> None:
+    system = make_system(shared)
+    save_system(system, tmp_path, valid_loss=1.5)
+    torch.manual_seed(99)
+    again = load_system(tmp_path)
+    assert again.shared == shared
+    assert again.config == system.config
+    assert again.languages == system.languages
+    assert again.training == system.training
+    assert again.fingerprint == system.fingerprint
+    assert not again.model.training
+    for name, tensor in weights(system.model).items():
+        assert torch.equal(weights(again.model)[name], tensor)
+    assert load_tensors(tmp_path / "model.safetensors")[1]["valid_loss"] == 1.5
+    if shared:  # still one matrix
+        embedding = again.model.src_embed[0].lut.weight
+        assert embedding.data_ptr() == again.model.generator.proj.weight.data_ptr()
+
+
+FILES = ["config.json", "tokenizer.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("harm", ["missing", "empty", "truncated", "folder", "binary"])
+def test_a_harmed_system_is_refused(name: str, harm: str, tmp_path: Path) -> None:
+    save_system(make_system(), tmp_path)
+    path = tmp_path / name
+    raw = path.read_bytes()
+    path.unlink()
+    if harm == "folder":
+        path.mkdir()
+    elif harm != "missing":
+        path.write_bytes({"empty": b"", "truncated": raw[:-9], "binary": b"\xff\x00" * 99}[harm])
+    with pytest.raises(CheckpointError) as error:
+        load_system(tmp_path)
+    one_line(error, tmp_path if harm == "missing" else path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 99},
+        {"model": {"N": "many"}},
+        {"model": {"rows": 3}},
+        {"model": {"d_model": -4}},
+        {"model": []},
+        {"languages": ["de"]},
+        {"shared": False},
+        {"training": 5},
+    ],
+)
+def test_a_wrong_configuration_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    save_system(make_system(), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(CheckpointError) as error:
+        load_system(tmp_path)
+    one_line(error, tmp_path)
+    path.write_text("[]")
+    with pytest.raises(CheckpointError, match="no JSON object"):
+        load_system(tmp_path)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    save_system(make_system(), tmp_path / "a")
+    save_system(make_system(vocabulary=280), tmp_path / "b")
+    (tmp_path / "b/model.safetensors").replace(tmp_path / "a/model.safetensors")
+    with pytest.raises(CheckpointError, match="another tokenizer") as error:
+        load_system(tmp_path / "a")
+    one_line(error, tmp_path / "a/model.safetensors")
+
+
+def test_a_tokenizer_of_the_same_size_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    save_system(make_system(), tmp_path)
+    other = BPETokenizer.train(["something else, quite another text"] * 3, 270)
+    (tmp_path / "tokenizer.json").write_text(other.to_json())
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        load_system(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["shape", "missing", "extra"])
+def test_weights_go_in_whole_or_not_at_all(change: str) -> None:
+    model, source = make_system().model, make_system(seed=1).model
+    before = {name: tensor.clone() for name, tensor in weights(model).items()}
+    tensors = dict(weights(source))
+    last = list(tensors)[-1]
+    if change == "shape":
+        tensors[last] = torch.zeros(1, 2, 3)
+    elif change == "missing":
+        del tensors[last]
+    else:
+        tensors["zzz"] = torch.zeros(2)
+    with pytest.raises(CheckpointError, match="file: does not belong"):
+        load_weights(model, tensors, "file")
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(model).items())
+
+
+def test_saving_stops_before_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between two files, a folder looks as if nothing had begun."""
+    real = write_atomically
+
+    def dies(path: str | Path, data: bytes) -> None:
+        real(path, data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "write_atomically", dies)
+    with pytest.raises(KeyboardInterrupt):
+        save_system(make_system(), tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+# --- trainings -----------------------------------------------------------------
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, updates: int) -> None:
+    """Make some updates with dropout."""
+    batch = make_batch([[5, 6, 7], [8]], [[9, 10], [11, 12, 13]])
+    model.train()
+    for _ in range(updates):
+        update(model, [batch], optimizer)
+
+
+def fresh() -> tuple[Any, torch.optim.Adam]:
+    """Return the model that all trainings begin with."""
+    model = make_system().model
+    return model, make_adam(model, lr=1e-3)
+
+
+def test_going_on_equals_not_having_stopped(tmp_path: Path) -> None:
+    straight, optimizer = fresh()
+    train(straight, optimizer, 5)
+    stopped, optimizer = fresh()
+    train(stopped, optimizer, 3)
+    optimizer.param_groups[0]["lr"] = 1e-3
+    save_training(tmp_path / "t", stopped, optimizer, {"updates": 3})
+    resumed, optimizer = fresh()
+    optimizer.param_groups[0]["lr"] = 0.5  # the rate comes back too
+    torch.manual_seed(123)
+    assert load_training(tmp_path / "t", resumed, optimizer) == {"updates": 3}
+    train(resumed, optimizer, 2)
+    for a, b in zip(straight.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("lost", ["random", "optimizer.0.exp_avg", "model."])
+def test_a_training_with_a_part_lost_is_refused(lost: str, tmp_path: Path) -> None:
+    model, optimizer = fresh()
+    train(model, optimizer, 1)
+    save_training(tmp_path / "t", model, optimizer, {})
+    tensors, data = load_tensors(tmp_path / "t")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
+    if lost.startswith("optimizer"):
+        kept["optimizer.zero.exp_avg"] = torch.zeros(1)
+    save_tensors(tmp_path / "t", kept, data)
+    with pytest.raises(CheckpointError) as error:
+        load_training(tmp_path / "t", *fresh())
+    one_line(error, tmp_path / "t")
+
+
+def test_fingerprint() -> None:
+    system = make_system()
+    check_fingerprint(system, {"tokenizers": system.fingerprint}, "file")
+    with pytest.raises(CheckpointError, match="^file: "):
+        check_fingerprint(system, {"tokenizers": "other"}, "file")
+
+
