@@ -8,6 +8,7 @@ Defined in the chapter *The Transformer* (book/model/transformer.md).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -361,7 +362,26 @@ class ModelConfig:
 base = ModelConfig()
 big = ModelConfig(d_model=1024, d_ff=4096, h=16, dropout=0.3)
 tiny = ModelConfig(N=4, d_model=128, d_ff=256, h=4, dropout=0.3)  # for small corpora
-PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big}
+table3_A1 = ModelConfig(h=1)  # noqa: N816
+table3_A4 = ModelConfig(h=4)  # noqa: N816
+table3_A16 = ModelConfig(h=16)  # noqa: N816
+table3_A32 = ModelConfig(h=32)  # noqa: N816
+table3_B16 = ModelConfig(d_k=16)  # noqa: N816
+table3_B32 = ModelConfig(d_k=32)  # noqa: N816
+table3_C_N2 = ModelConfig(N=2)  # noqa: N816
+table3_C_N4 = ModelConfig(N=4)  # noqa: N816
+table3_C_N8 = ModelConfig(N=8)  # noqa: N816
+table3_C_d256 = ModelConfig(d_model=256, d_k=32, d_v=32)  # noqa: N816
+table3_C_d1024 = ModelConfig(d_model=1024, d_k=128, d_v=128)  # noqa: N816
+table3_C_ff1024 = ModelConfig(d_ff=1024)  # noqa: N816
+table3_C_ff4096 = ModelConfig(d_ff=4096)  # noqa: N816
+table3_D_drop0 = ModelConfig(dropout=0.0)  # noqa: N816
+table3_D_drop2 = ModelConfig(dropout=0.2)  # noqa: N816
+table3_E = ModelConfig(positions="learned")  # noqa: N816
+TABLE3: Mapping[str, ModelConfig] = {
+    name: value for name, value in list(globals().items()) if name.startswith("table3_")
+}
+PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big, **TABLE3}
 
 
 def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> EncoderDecoder:
@@ -527,3 +547,63 @@ def parameters_by_part(model: EncoderDecoder) -> dict[str, int]:
         counts[part] += 0 if id(parameter) in seen else parameter.numel()
         seen.add(id(parameter))
     return counts
+
+
+def parameter_count(config: ModelConfig, vocab: int) -> int:
+    """Return the parameters of a model whose two languages share one vocabulary, by formula.
+
+    Args:
+        config: Sizes; ``tie`` must be ``"all"``.
+        vocab: Number of tokens.
+
+    Raises:
+        ValueError: The matrices are not tied.
+
+    Defined in: book/model/transformer.md
+    """
+    c = config
+    if c.tie != "all":
+        raise ValueError(f"the formula is for tie='all', not {c.tie!r}")
+    d = c.d_model
+    keys = c.h * (d // c.h if c.d_k is None else c.d_k)
+    values = c.h * (d // c.h if c.d_v is None else c.d_v)
+    attention = 2 * (d + 1) * keys + (d + 1) * values + (values + 1) * d
+    network = (d + 1) * c.d_ff + (c.d_ff + 1) * d
+    norm = 2 * d
+    layers = c.N * (3 * attention + 2 * network + 5 * norm) + (2 * 2 * d if c.norm == "pre" else 0)
+    positions = 2 * c.max_len * d if c.positions == "learned" else 0
+    return layers + vocab * d + vocab + positions  # one matrix; the generator has a bias
+
+
+def article_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Translate the weights of the article's model for ``make_model(..., norm="pre", tie="none")``.
+
+    Outputs agree to about 1e-4: the article adds its epsilon to the deviation, we to the
+    variance. Its table of positions is left out; ours is computed.
+
+    Args:
+        state: The article's ``state_dict``.
+
+    Returns:
+        A ``state_dict`` for ``load_state_dict``.
+
+    Defined in: book/model/transformer.md
+    """
+    ours: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if name.endswith(".pe"):
+            continue
+        if ".linears." in name:
+            stem, rest = name.split(".linears.")
+            number, kind = rest.split(".")
+            if number == "3":
+                ours[f"{stem}.out_proj.{kind}"] = value
+            elif number == "0":  # queries, keys and values become one matrix
+                parts = [state[f"{stem}.linears.{i}.{kind}"] for i in range(3)]
+                ours[f"{stem}.in_proj.{kind}"] = torch.cat(parts)
+        elif name.endswith(".a_2"):
+            size = value.numel()
+            ours[name.replace("a_2", "weight")] = value * math.sqrt((size - 1) / size)
+        else:
+            ours[name.replace("b_2", "bias")] = value
+    return ours
