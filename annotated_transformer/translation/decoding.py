@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.model.attention import padding_mask, subsequent_mask
+from annotated_transformer.model.embeddings import PositionalEncoding, check_length
 from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS, PAD
 
@@ -41,6 +42,7 @@ def greedy_decode(
     *,
     end_symbol: int | None = None,
     pad: int = PAD,
+    limits: Tensor | None = None,
 ) -> Tensor:
     """Decode by taking the most probable token at each step, with caches.
 
@@ -50,41 +52,57 @@ def greedy_decode(
         src_mask: ``(batch, 1, m)``, true at real tokens.
         max_len: Most tokens of an output, the start symbol included.
         start_symbol: First token of every output.
-        end_symbol: A sentence stops after this token; unless given, all run to ``max_len``.
+        end_symbol: A sentence stops after this token; unless given, all run to their limits.
         pad: Fills outputs that stopped before the longest one.
+        limits: Most tokens of each output ``(batch,)``, where they differ.
 
     Returns:
         Token numbers ``(batch, n)``, the start symbol first; ``n`` is ``max_len``, or less
         where all sentences stopped earlier.
 
+    Raises:
+        IndexError: The source, or an output of ``max_len``, is longer than the model's positions.
+        ValueError: ``max_len`` leaves no room for the start symbol.
+
     Defined in: book/translation/decoding.md
     """
     batch = src.size(0)
+    if max_len < 1:
+        raise ValueError(f"an output has at least the start symbol: max_len={max_len} is too small")
+    check_length(max_len - 1, positions(model))  # the last token is never an input
     ys = torch.full((batch, max_len), pad, dtype=torch.long, device=src.device)
     ys[:, 0] = start_symbol
-    if not batch or max_len < 2:
-        return ys
-    memory, cache = model.encode(src, src_mask), model.cache(max_len)
-    open_ = torch.arange(batch, device=src.device)  # sentences that have not stopped
-    token = ys[:, :1]
+    if not batch or max_len == 1:
+        return ys[:, :1]
+    memory, cache = model.encode(src, src_mask), model.cache(max_len - 1)
+    src_mask = src_mask.expand(batch, -1, -1)
+    limits = torch.full_like(ys[:, 0], max_len) if limits is None else limits
+    rows = torch.arange(batch, device=src.device)  # sentences that are not finished
+    token, going = ys[:, :1], limits > 1
     for step in range(1, max_len):
-        out = model.decode(memory, src_mask, token, None, cache)
+        if not going.all():  # finished sentences leave the batch
+            left = going.nonzero()[:, 0]
+            rows, token, memory, src_mask = rows[left], token[left], memory[left], src_mask[left]
+            cache.select(left)
+        if not len(rows):
+            return ys[:, :step]
+        out = model.decode(memory, src_mask, token, None, cache)  # (sentences, 1, d_model)
         token = model.generator.proj(out[:, -1]).argmax(dim=-1, keepdim=True)
-        ys[open_, step] = token[:, 0]
-        if end_symbol is None:
-            continue
-        going = (token[:, 0] != end_symbol).nonzero()[:, 0]
-        if not len(going):
-            return ys[:, : step + 1]
-        if len(going) < len(open_):  # finished sentences leave the batch
-            open_, token, memory, src_mask = (
-                open_[going],
-                token[going],
-                memory[going],
-                src_mask[going],
-            )
-            cache.select(going)
+        ys[rows, step] = token[:, 0]
+        going = limits[rows] > step + 1
+        if end_symbol is not None:
+            going &= token[:, 0] != end_symbol
     return ys
+
+
+def positions(model: EncoderDecoder) -> int:
+    """Return how many target positions a model has.
+
+    Defined in: book/translation/decoding.md
+    """
+    encoding = model.tgt_embed[1]
+    assert isinstance(encoding, PositionalEncoding)
+    return encoding.max_len
 
 
 def greedy_search(
@@ -95,20 +113,28 @@ def greedy_search(
     Args:
         model: In evaluation mode.
         sources: Token numbers of each sentence, without special symbols; may be empty.
-        max_len: Most tokens of an output.
-        extra: An output has at most this many tokens more than the longest source (section 6.1).
+        max_len: Most tokens of an output. The model's number of positions limits it, too.
+        extra: An output has at most this many tokens more than its source (section 6.1).
 
     Returns:
-        Token numbers of each output, without special symbols.
+        Token numbers of each output, without special symbols; the same whether sentences
+        come together or alone.
+
+    Raises:
+        IndexError: A source, with its end symbol, is longer than the model's positions.
 
     Defined in: book/translation/decoding.md
     """
+    if not sources:
+        return []
     device = model.generator.proj.weight.device
-    width = max((len(s) for s in sources), default=0) + 1
-    rows = [[*s, EOS, *[PAD] * (width - len(s) - 1)] for s in sources]
-    src = torch.tensor(rows, dtype=torch.long, device=device).view(len(rows), width)
-    limit = min(max_len, width - 1 + extra)
-    out = greedy_decode(model, src, padding_mask(src, PAD), limit + 1, BOS, end_symbol=EOS)
+    width = max(len(s) for s in sources) + 1
+    src = torch.tensor([[*s, EOS, *[PAD] * (width - len(s) - 1)] for s in sources], device=device)
+    most = min(max_len, positions(model))
+    limits = torch.tensor([max(0, min(most, len(s) + extra)) + 1 for s in sources], device=device)
+    longest = int(limits.max())
+    mask = padding_mask(src, PAD)
+    out = greedy_decode(model, src, mask, longest, BOS, end_symbol=EOS, limits=limits)
     return [strip(row) for row in out[:, 1:].tolist()]
 
 

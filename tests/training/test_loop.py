@@ -23,7 +23,7 @@ pairs = st.lists(st.tuples(sentence, sentence), min_size=1, max_size=7)
 
 def model(dropout=0.0, seed=0, **options):
     torch.manual_seed(seed)
-    sizes = {"N": 1, "d_model": 8, "d_ff": 16, "h": 2, "dropout": dropout, **options}
+    sizes = {"N": 1, "d_model": 8, "d_ff": 16, "h": 2, "dropout": dropout, "max_len": 64, **options}
     return make_model(VOCAB, VOCAB, **sizes).double()
 
 
