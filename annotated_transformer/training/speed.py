@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,56 +31,72 @@ class Products:
     error: float  # relative error of a product, against float64
     reference: float  # the same under "highest"
     gain: float  # time under "highest" over time under ``precision``
+    refused: float | None = None  # relative error of the products that were too inaccurate
 
     def __str__(self) -> str:
         """Say what was chosen."""
-        return (
+        text = (
             f"float32 products: {self.precision!r}, {self.gain:.2f} x the speed of 'highest', "
             f"relative error {self.error:.1e} (highest: {self.reference:.1e})"
         )
+        if self.refused is not None:
+            text += f"; 'medium' was refused for its error of {self.refused:.1e}"
+        return text
 
 
-SIZES = (
-    (32, 512, 2048),
-    (1024, 256, 1024),
-)  # rows, inputs, outputs: a step of decoding, of training
+SIZES = ((32, 512, 2048), (1024, 256, 1024))  # rows, inputs, outputs
 TOLERANCE = 4.0  # errors of float32 sums in another order; bfloat16 would be 10,000 times off
 
 
-def choose_products() -> Products:
-    """Choose the fastest float32 products that are as accurate as float32, and set them.
-
-    ``"medium"`` lets PyTorch use oneDNN, which on some processors is faster at full
-    accuracy, and on others computes in bfloat16: so accuracy is measured first.
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply, as everything does under the setting of the moment.
 
     Defined in: book/training/speed.md
     """
-    measured = {p: _measure(p) for p in ("highest", "medium")}
-    reference, slow = measured["highest"]
-    error, fast = measured["medium"]
-    accurate = error <= TOLERANCE * reference
-    chosen: Precision = "medium" if accurate and fast < slow else "highest"
-    torch.set_float32_matmul_precision(chosen)
-    if chosen == "highest":
-        return Products("highest", reference, reference, 1.0)
-    return Products("medium", error, reference, slow / fast)
+    return a @ b
 
 
-def _measure(precision: Precision, repeats: int = 7) -> tuple[float, float]:
-    """Return the worst relative error, and the summed best times in seconds.
+def _problems() -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield factors: those of a layer's output and of its two gradients, at each size.
+
+    Defined in: book/training/speed.md
+    """
+    generator = torch.Generator().manual_seed(0)
+    for rows, inputs, outputs in SIZES:
+        x = torch.randn(rows, inputs, generator=generator)
+        w = torch.randn(outputs, inputs, generator=generator)
+        y = torch.randn(rows, outputs, generator=generator)
+        yield from ((x, w.T), (y, w), (y.T, x))
+
+
+def _error(precision: Precision) -> float:
+    """Return the largest relative error of the products, against float64.
 
     Defined in: book/training/speed.md
     """
     torch.set_float32_matmul_precision(precision)
-    generator = torch.Generator().manual_seed(0)
-    error, seconds = 0.0, 0.0
-    for rows, inputs, outputs in SIZES:
-        x = torch.randn(rows, inputs, generator=generator)
-        w = torch.randn(outputs, inputs, generator=generator)
-        exact = x.double() @ w.double().T
-        error = max(error, float((x @ w.T - exact).norm() / exact.norm()))
-        seconds += min(_time(lambda x=x, w=w: x @ w.T) for _ in range(repeats))  # type: ignore[misc]
-    return error, seconds
+    errors = []
+    for a, b in _problems():
+        exact = a.double() @ b.double()
+        errors.append((matmul(a, b) - exact).norm() / exact.norm())
+    return float(torch.stack(errors).max())  # NaN where any is
+
+
+def _seconds(repeats: int = 5) -> tuple[float, float]:
+    """Return summed best times under "highest" and "medium", measured in turn.
+
+    Defined in: book/training/speed.md
+    """
+    total = {"highest": 0.0, "medium": 0.0}
+    for a, b in _problems():
+        times: dict[str, list[float]] = {p: [] for p in total}
+        for _ in range(repeats):
+            for precision, found in times.items():
+                torch.set_float32_matmul_precision(precision)
+                found.append(_time(lambda a=a, b=b: matmul(a, b)))  # type: ignore[misc]
+        for precision, found in times.items():
+            total[precision] += min(found)
+    return total["highest"], total["medium"]
 
 
 def _time(work: Callable[[], Tensor]) -> float:
@@ -91,6 +107,29 @@ def _time(work: Callable[[], Tensor]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def choose_products() -> Products:
+    """Choose the fastest float32 products that are as accurate as float32, and set them.
+
+    ``"medium"`` lets PyTorch use oneDNN, which on some processors is faster at full
+    accuracy, and on others computes in bfloat16: so accuracy is measured first. Where
+    measuring fails, the setting is ``"highest"``.
+
+    Defined in: book/training/speed.md
+    """
+    chosen: Precision = "highest"
+    try:
+        reference, error = _error("highest"), _error("medium")
+        if not error <= TOLERANCE * reference:  # not a number is refused, too
+            return Products("highest", reference, reference, 1.0, refused=error)
+        slow, fast = _seconds()
+        if fast >= slow:
+            return Products("highest", reference, reference, 1.0)
+        chosen = "medium"
+        return Products("medium", error, reference, slow / fast)
+    finally:
+        torch.set_float32_matmul_precision(chosen)
 
 
 def keep_large_blocks() -> bool:
