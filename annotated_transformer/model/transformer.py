@@ -379,7 +379,22 @@ table3_D_drop0 = ModelConfig(dropout=0.0)  # noqa: N816
 table3_D_drop2 = ModelConfig(dropout=0.2)  # noqa: N816
 table3_E = ModelConfig(positions="learned")  # noqa: N816
 TABLE3: Mapping[str, ModelConfig] = {
-    name: value for name, value in list(globals().items()) if name.startswith("table3_")
+    "table3_A1": table3_A1,
+    "table3_A4": table3_A4,
+    "table3_A16": table3_A16,
+    "table3_A32": table3_A32,
+    "table3_B16": table3_B16,
+    "table3_B32": table3_B32,
+    "table3_C_N2": table3_C_N2,
+    "table3_C_N4": table3_C_N4,
+    "table3_C_N8": table3_C_N8,
+    "table3_C_d256": table3_C_d256,
+    "table3_C_d1024": table3_C_d1024,
+    "table3_C_ff1024": table3_C_ff1024,
+    "table3_C_ff4096": table3_C_ff4096,
+    "table3_D_drop0": table3_D_drop0,
+    "table3_D_drop2": table3_D_drop2,
+    "table3_E": table3_E,
 }
 PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big, **TABLE3}
 
@@ -408,9 +423,8 @@ def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> E
     position = {"sinusoid": PositionalEncoding, "learned": LearnedPositions}[c.positions]
 
     def embedding(vocab: int) -> nn.Sequential:
-        return nn.Sequential(
-            Embeddings(c.d_model, vocab), position(c.d_model, c.dropout, c.max_len)
-        )
+        words = Embeddings(c.d_model, vocab)
+        return nn.Sequential(words, position(c.d_model, c.dropout, c.max_len))
 
     decoder_layer = DecoderLayer(
         c.d_model, attention, copy.deepcopy(attention), network, c.dropout, norm=c.norm
@@ -509,19 +523,19 @@ def make_model(
     if tie is None:
         tie = "all" if src_vocab == tgt_vocab else "target"
     config = ModelConfig(
-        N,
-        d_model,
-        d_ff,
-        h,
-        d_k,
-        d_v,
-        dropout,
-        attention_dropout,
-        ff_dropout,
-        norm,
-        positions,
-        max_len,
-        tie,
+        N=N,
+        d_model=d_model,
+        d_ff=d_ff,
+        h=h,
+        d_k=d_k,
+        d_v=d_v,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
+        ff_dropout=ff_dropout,
+        norm=norm,
+        positions=positions,
+        max_len=max_len,
+        tie=tie,
     )
     return build_model(src_vocab, tgt_vocab, config)
 
