@@ -7,8 +7,12 @@ Defined in the chapter *The command line* (book/translation/command.md).
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import io
 import itertools
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -39,14 +43,43 @@ from annotated_transformer.translation.system import (
     Run,
     Training,
     UsageError,
+    check_options,
     make_record,
     score,
     translate_lines,
 )
 from annotated_transformer.translation.tokenizers import TokenizerError
 
+NAME = "annotated-transformer"
 ERRORS = (CheckpointError, CorpusError, TokenizerError, UsageError, FloatingPointError)
 TEST = {"grammar": "test", "multi30k": "test_2016_flickr"}  # the split that is scored by default
+
+
+def say(text: str) -> None:
+    """Print a message beside the output.
+
+    Defined in: book/translation/command.md
+    """
+    print(text, file=sys.stderr)
+
+
+def show(scores: dict[str, Any], title: str) -> None:
+    """Print scores with their signatures.
+
+    Defined in: book/translation/command.md
+    """
+    print(f"{title}, {scores['sentences']} sentences")
+    print(f"  {scores['bleu_detail']}\n    {scores['bleu_signature']}")
+    print(f"  chrF2 = {scores['chrf']}\n    {scores['chrf_signature']}")
+
+
+def evaluate_system(system: System, text: ParallelText, *, progress: bool) -> dict[str, Any]:
+    """Translate the source side and score it against the target side.
+
+    Defined in: book/translation/command.md
+    """
+    name = f"{text.name} {text.split}"
+    return score(translate_lines(system, text.source, name=name, progress=progress), text.target)
 
 
 @dataclass(frozen=True)
@@ -56,7 +89,10 @@ class Train:
     Defined in: book/translation/command.md
     """
 
-    training: OmitArgPrefixes[Training] = RECIPES["grammar"]
+    training: Annotated[
+        OmitArgPrefixes[Training],
+        tyro.conf.arg(help="The defaults are the recipe of the corpus that --corpus names."),
+    ] = RECIPES["grammar"]
     out: Path | None = None
     """Folder for checkpoints; runs/CORPUS-PAIR-PRESET unless given."""
     mirror: Path | None = None
@@ -68,64 +104,60 @@ class Train:
     save_every: float = 60.0
     """Seconds between checkpoints."""
     record: Path | None = None
-    """Write a record of the run into this file."""
+    """Where to write the record of the run; record.json beside the checkpoints unless given."""
     quiet: bool = False
     """Show no progress bar."""
+
+    def load(self, split: str) -> ParallelText:
+        """Load a split of the corpus."""
+        options = self.training
+        size = options.size if split == "train" else None
+        return load_corpus(
+            options.corpus,
+            options.pair,
+            split,
+            mirror=self.mirror,
+            size=size,
+            progress=not self.quiet,
+        )
 
     def texts(self) -> tuple[ParallelText, ParallelText]:
         """Load training and validation text."""
         options = self.training
         if options.corpus != "files":
-            return tuple(  # type: ignore[return-value]
-                load_corpus(
-                    options.corpus,
-                    options.pair,
-                    split,
-                    mirror=self.mirror,
-                    size=options.size if split == "train" else None,
-                    progress=not self.quiet,
-                )
-                for split in ("train", "val")
-            )
+            return self.load("train"), self.load("val")
         if self.train_files is None or self.valid_files is None:
-            raise UsageError("corpus 'files' needs --train-files and --valid-files, two files each")
-        first, second = languages(options.pair)
-        train = read_parallel(*self.train_files, languages=(first, second))
-        valid = read_parallel(*self.valid_files, languages=(first, second), split="val")
+            raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
+        pair = languages(options.pair)
+        train = read_parallel(*self.train_files, languages=pair)
+        valid = read_parallel(*self.valid_files, languages=pair, split="val")
         return (train if options.size is None else train.head(options.size)), valid
 
     def __call__(self) -> int:
         """Train, score, and write the record."""
         options = self.training
-        check(options)
+        check_options(options)
         out = self.out or Path("runs") / f"{options.corpus}-{options.pair}-{options.preset}"
         texts = self.texts()
         for text in texts:
             if report := text.report():
-                say(report)
+                say(f"{text.name} {text.split}: {report}")
         say(str(prepare_cpu()))
         run = Run(options, out, texts)
         say(f"{len(run.train.source)} sentence pairs, checkpoints in {out}")
         if not run.go(save_every=self.save_every, progress=not self.quiet):
             done = run.state["updates"]
-            say(f"interrupted after update {done}; the same command goes on from there")
+            say(f"{NAME}: interrupted after update {done}; the same command goes on from there")
             return 130
         system = load_system(out)
         split = TEST.get(options.corpus, "val")
-        test = texts[1] if split == "val" else self.split(split)
+        test = self.load(split) if options.corpus in TEST else texts[1]
         scores = {split: evaluate_system(system, test, progress=not self.quiet)}
         show(scores[split], f"{options.corpus} {split}, greedy")
         record = make_record(system, run.state, scores, command_line())
         data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
         write_atomically(self.record or out / "record.json", data)
         return 0
-
-    def split(self, name: str) -> ParallelText:
-        """Load another split of the same corpus."""
-        options = self.training
-        return load_corpus(
-            options.corpus, options.pair, name, mirror=self.mirror, progress=not self.quiet
-        )
 
 
 def languages(pair: str) -> tuple[str, str]:
@@ -139,27 +171,17 @@ def languages(pair: str) -> tuple[str, str]:
     return first, second
 
 
-def check(options: Training) -> None:
-    """Raise UsageError for a value that cannot work.
+def command_line() -> str:
+    """Return the command that this process was started with.
 
     Defined in: book/translation/command.md
     """
-    if options.corpus not in RECIPES:
-        raise UsageError(f"--corpus {options.corpus}: choose among {', '.join(RECIPES)}")
-    positive = ("vocabulary", "max_tokens", "accumulate", "updates", "warmup", "peak", "max_len")
-    for name in positive:
-        if getattr(options, name) <= 0:
-            flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} {getattr(options, name)}: must be greater than 0")
-    if not 0 <= options.smoothing < 1:
-        raise UsageError(f"--smoothing {options.smoothing}: must be at least 0 and below 1")
-    if options.dropout is not None and not 0 <= options.dropout < 1:
-        raise UsageError(f"--dropout {options.dropout}: must be at least 0 and below 1")
+    return shlex.join([NAME, *sys.argv[1:]])
 
 
 @dataclass(frozen=True)
 class Translate:
-    """Translate a file, or what comes in; order and blank lines are kept.
+    """Translate a file, or what comes in, line by line; blank lines stay blank.
 
     Defined in: book/translation/command.md
     """
@@ -168,7 +190,7 @@ class Translate:
     """Folder of a trained system."""
     input: Positional[Path] = Path("-")
     """Text, one sentence a line; - is the standard input."""
-    output: Path | None = None
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Where the translation goes; the standard output unless given."""
     quiet: bool = False
     """Show no progress bar."""
@@ -182,7 +204,7 @@ class Translate:
         out = translate_lines(system, lines, name=name, progress=show_bar)
         text = "".join(f"{line}\n" for line in out)
         if self.output is None:
-            sys.stdout.write(text)
+            print(text, end="")
         else:
             write_atomically(self.output, text.encode())
         return 0
@@ -195,17 +217,21 @@ def read_text(path: Path) -> tuple[list[str], str]:
     """
     if str(path) != "-":
         return read_lines(path), str(path)
-    raw = sys.stdin.buffer.read()
+    if sys.stdin.isatty():
+        say("one sentence a line, please; Ctrl-D ends")
+    rows = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    if rows[-1] == b"":  # the last line ended as it should
+        rows.pop()
     lines = []
-    for number, line in enumerate(raw.split(b"\n"), 1):
+    for number, row in enumerate(rows, 1):
         try:
-            lines.append(line.removesuffix(b"\r").decode("utf-8"))
+            lines.append(row.removesuffix(b"\r").decode("utf-8"))
         except UnicodeDecodeError as error:
             raise CorpusError(
-                f"standard input, line {number}: not UTF-8 at byte {error.start + 1}; "
-                "convert the text"
+                f"standard input, line {number}: byte {error.start + 1} "
+                f"(0x{row[error.start]:02x}) is not valid UTF-8; convert the text to UTF-8"
             ) from None
-    return (lines[:-1] if lines[-1] == "" else lines), "standard input"
+    return lines, "standard input"
 
 
 @dataclass(frozen=True)
@@ -232,53 +258,83 @@ class Evaluate:
 
     def __call__(self) -> int:
         """Evaluate."""
-        if self.hypotheses is not None and self.references is not None and self.model is None:
-            hypotheses, references = read_lines(self.hypotheses), read_lines(self.references)
-            if len(hypotheses) != len(references):
-                raise CorpusError(
-                    f"{self.hypotheses} has {len(hypotheses)} lines, {self.references} has "
-                    f"{len(references)}: there must be one for each"
-                )
-            show(score(hypotheses, references), str(self.hypotheses))
+        if self.model is None and self.hypotheses is not None and self.references is not None:
+            text = read_parallel(self.hypotheses, self.references, drop_blank=False)
+            show(score(text.source, text.target), str(self.hypotheses))
             return 0
         if self.model is None or self.hypotheses is not None or self.references is not None:
             raise UsageError("give a trained system's folder, or --hypotheses and --references")
         system = load_system(self.model)
         prepare_cpu()
-        corpus = self.corpus or system.training["options"]["corpus"]
+        corpus = self.corpus or system.training.get("options", {}).get("corpus", "none")
         if corpus not in CORPORA:
             raise UsageError(f"--corpus {corpus}: choose among {', '.join(CORPORA)}")
-        split = self.split or TEST[corpus]
-        text = load_corpus(corpus, "-".join(system.languages), split, mirror=self.mirror)
-        show(evaluate_system(system, text, progress=not self.quiet), f"{corpus} {split}, greedy")
+        split, pair = self.split or TEST[corpus], "-".join(system.languages)
+        test = load_corpus(corpus, pair, split, mirror=self.mirror, progress=not self.quiet)
+        show(evaluate_system(system, test, progress=not self.quiet), f"{corpus} {split}, greedy")
         return 0
 
 
-def evaluate_system(system: System, text: ParallelText, *, progress: bool) -> dict[str, Any]:
-    """Translate the source side and score it against the target side.
+def parse(args: Sequence[str]) -> Train | Translate | Evaluate:
+    """Make a command of the words on the command line.
+
+    Raises:
+        UsageError: They are no command.
+        SystemExit: Help was asked for, and given.
 
     Defined in: book/translation/command.md
     """
-    name = f"{text.name} {text.split}"
-    return score(translate_lines(system, text.source, name=name, progress=progress), text.target)
+    corpus = "grammar"  # its recipe gives the defaults, so it must be known before
+    for word, following in itertools.pairwise([*args, ""]):
+        if word == "--corpus":
+            corpus = following
+        elif word.startswith("--corpus="):
+            corpus = word.partition("=")[2]
+    recipe = RECIPES.get(corpus, replace(RECIPES["grammar"], corpus=corpus))
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(
+                Annotated[Train, _command(Train, default=Train(training=recipe))]
+                | Annotated[Translate, _command(Translate)]
+                | Annotated[Evaluate, _command(Evaluate)],
+                args=list(args),
+                prog=NAME,
+                description="Train and use translation systems, as in 'Attention Is All You Need'.",
+                config=(
+                    tyro.conf.OmitSubcommandPrefixes,
+                    tyro.conf.DisallowNone,
+                    tyro.conf.FlagCreatePairsOff,
+                ),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UsageError(unboxed(box.getvalue())) from None
 
 
-def show(scores: dict[str, Any], title: str) -> None:
-    """Print scores with their signatures.
+def _command(kind: type, **options: Any) -> Any:
+    """Configure a command: its help is the first line of its docstring.
 
     Defined in: book/translation/command.md
     """
-    print(f"{title}, {scores['sentences']} sentences")
-    print(f"  {scores['bleu_detail']}\n    {scores['bleu_signature']}")
-    print(f"  chrF2 = {scores['chrf']}\n    {scores['chrf_signature']}")
+    description = (kind.__doc__ or "").strip().split("\n")[0]
+    return tyro.conf.subcommand(kind.__name__.lower(), description=description, **options)
 
 
-def say(text: str) -> None:
-    """Print a message beside the output.
+def unboxed(box: str) -> str:
+    """Return the first section of tyro's error box as one line.
 
     Defined in: book/translation/command.md
     """
-    print(text, file=sys.stderr)
+    words: list[str] = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│ ")
+        if text.startswith(("──", "╰", "Got errors")):
+            break
+        words.extend(text.split())
+    message = " ".join(words).rstrip(".") or "these options are not understood"
+    return f"{message}; see {NAME} --help"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -286,37 +342,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Defined in: book/translation/command.md
     """
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    corpus = dict(itertools.pairwise(args)).get("--corpus", "grammar")
-    recipe = Train(training=RECIPES.get(corpus, replace(RECIPES["grammar"], corpus=corpus)))
-    command = tyro.cli(
-        Annotated[Train, tyro.conf.subcommand("train", default=recipe)]
-        | Annotated[Translate, tyro.conf.subcommand("translate")]
-        | Annotated[Evaluate, tyro.conf.subcommand("evaluate")],
-        args=args,
-        prog="annotated-transformer",
-        description="Train and use translation systems of the kind of 'Attention Is All You Need'.",
-        config=(
-            tyro.conf.OmitSubcommandPrefixes,
-            tyro.conf.OmitArgPrefixes,
-            tyro.conf.FlagCreatePairsOff,
-        ),
-    )
     try:
-        return command()
+        status = parse(sys.argv[1:] if arguments is None else arguments)()
+        sys.stdout.flush()
+        return status
+    except SystemExit:  # after --help
+        return 0
     except ERRORS as error:
-        say(f"annotated-transformer: {error}")
+        say(f"{NAME}: {error}")
         return 2
     except BrokenPipeError:  # nobody reads on
+        _drop_output()
         return 0
+    except OSError as error:
+        say(f"{NAME}: {error.filename or 'output'}: {error.strerror or error}")
+        _drop_output()
+        return 2
     except KeyboardInterrupt:
-        say("annotated-transformer: interrupted")
+        say(f"{NAME}: interrupted")
         return 130
 
 
-def command_line() -> str:
-    """Return the command that this process was started with.
+def _drop_output() -> None:
+    """Send what is still to be printed nowhere, or Python complains at its end.
 
     Defined in: book/translation/command.md
     """
-    return shlex.join(["annotated-transformer", *sys.argv[1:]])
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,7 @@ Defined in the chapter *A translation system* (book/translation/system.md).
 from __future__ import annotations
 
 import itertools
-import json
+import math
 import os
 import platform
 import signal
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from tqdm import tqdm
 from annotated_transformer import __version__
 from annotated_transformer.model.transformer import (
     PRESETS,
+    EncoderDecoder,
     ModelConfig,
     build_model,
     count_parameters,
@@ -40,15 +42,22 @@ from annotated_transformer.training.loop import Progress, evaluate, update
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 from annotated_transformer.translation.checkpoints import (
     System,
+    check_fingerprint,
     load_system,
     load_training,
+    remove_leftovers,
     save_description,
-    save_system,
     save_training,
+    save_weights,
 )
 from annotated_transformer.translation.corpora import CorpusError, ParallelText
 from annotated_transformer.translation.decoding import greedy_search
-from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, WordTokenizer
+from annotated_transformer.translation.tokenizers import (
+    BPETokenizer,
+    Tokenizer,
+    TokenizerError,
+    WordTokenizer,
+)
 
 Ids = list[list[int]]
 
@@ -62,23 +71,23 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True)
 class Training:
-    """How a system is trained. Everything that is not given follows the recipe of the corpus.
+    """How a system is trained.
 
     Defined in: book/translation/system.md
     """
 
     corpus: str = "grammar"
-    """Corpus: grammar (embedded, needs no network), multi30k, or files."""
+    """What to learn from: grammar (embedded, needs no network), multi30k, or files."""
     pair: str = "de-en"
     """Source and target language."""
     preset: Literal["tiny", "base", "big"] = "tiny"
-    """Size of the model."""
+    """Size of the model; base and big are the paper's."""
     layers: int | None = None
     """Layers in each stack, if not the preset's."""
     dropout: float | None = None
     """Probability of dropping an element, if not the preset's."""
     tokenizer: Literal["bpe", "words"] = "bpe"
-    """Sub-words shared by both languages, or spaCy's words."""
+    """Sub-words shared by both languages, or the words of each."""
     vocabulary: int = 10_000
     """Number of sub-words."""
     max_tokens: int = 4096
@@ -96,7 +105,7 @@ class Training:
     max_len: int = 256
     """Most tokens of a sentence, special ones included."""
     skip_long: bool = False
-    """Leave sentences out that are longer, instead of stopping with an error."""
+    """Leave longer sentences out, instead of stopping with an error."""
     seed: int = 0
     """Decides first weights, order and dropout."""
     size: int | None = None
@@ -104,18 +113,53 @@ class Training:
 
 
 RECIPES: dict[str, Training] = {
-    "multi30k": Training(corpus="multi30k"),
     "grammar": Training(
         corpus="grammar",
         layers=2,
-        dropout=0.1,
+        dropout=0.0,
         vocabulary=1500,
-        max_tokens=2048,
-        updates=1200,
-        warmup=300,
+        max_tokens=1024,
+        updates=900,
+        warmup=250,
+        peak=4e-3,
     ),
+    "multi30k": Training(corpus="multi30k"),
     "files": Training(corpus="files"),
 }
+
+
+def check_options(options: Training) -> None:
+    """Raise UsageError for a value that cannot work.
+
+    Defined in: book/translation/system.md
+    """
+    if options.corpus not in RECIPES:
+        raise UsageError(f"--corpus {options.corpus}: choose among {', '.join(RECIPES)}")
+    positive = "layers vocabulary max_tokens accumulate updates warmup peak max_len size"
+    for name in positive.split():
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be greater than 0")
+    for name in ("smoothing", "dropout"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < 1:
+            raise UsageError(f"--{name} {value}: must be at least 0 and below 1")
+
+
+def model_config(options: Training, shared: bool) -> ModelConfig:
+    """Return the sizes of the model that the options ask for.
+
+    Args:
+        options: What was chosen.
+        shared: Whether both languages have one vocabulary, and so one embedding.
+
+    Defined in: book/translation/system.md
+    """
+    config = PRESETS[options.preset]
+    config = replace(config, max_len=options.max_len, tie="all" if shared else "target")
+    if options.layers is not None:
+        config = replace(config, N=options.layers)
+    return config if options.dropout is None else replace(config, dropout=options.dropout)
 
 
 @dataclass(frozen=True)
@@ -137,6 +181,22 @@ class Encoded:
         return make_batch([self.source[i] for i in numbers], [self.target[i] for i in numbers])
 
 
+def learn_tokenizers(text: ParallelText, options: Training) -> tuple[Tokenizer, Tokenizer]:
+    """Learn the tokenizers of source and target from a training text.
+
+    Defined in: book/translation/system.md
+    """
+    if options.tokenizer == "words":
+        first, second = text.languages
+        return WordTokenizer.train(text.source, first), WordTokenizer.train(text.target, second)
+    try:
+        lines = itertools.chain(text.source, text.target)
+        shared = BPETokenizer.train(lines, options.vocabulary)
+    except TokenizerError as error:
+        raise UsageError(f"--vocabulary {options.vocabulary}: {error}") from None
+    return shared, shared
+
+
 def encode(
     text: ParallelText, tokenizers: tuple[Tokenizer, Tokenizer], options: Training
 ) -> Encoded:
@@ -149,200 +209,60 @@ def encode(
     """
     source = [tokenizers[0].encode(line) for line in text.source]
     target = [tokenizers[1].encode(line) for line in text.target]
-    limit = options.max_len - 1
-    long = [
-        i for i, pair in enumerate(zip(source, target, strict=True)) if max(map(len, pair)) > limit
-    ]
-    if long and not options.skip_long:
-        tokens = max(len(source[long[0]]), len(target[long[0]]))
-        raise CorpusError(
-            f"{text.name} {text.split}, pair {long[0] + 1}: {tokens} tokens, more than the {limit} "
-            "that fit; raise --max-len, or leave such pairs out with --skip-long"
-        )
-    drop = set(long)
-    return Encoded(
-        [s for i, s in enumerate(source) if i not in drop],
-        [t for i, t in enumerate(target) if i not in drop],
-    )
+    limit = options.max_len - 1  # the end symbol needs a place
+    keep = []
+    for i, pair in enumerate(zip(source, target, strict=True)):
+        if max(map(len, pair)) <= limit:
+            keep.append(i)
+        elif not options.skip_long:
+            side = 0 if len(pair[0]) > limit else 1
+            raise CorpusError(
+                f"{place(text, i, side)}: {len(pair[side])} tokens, more than the {limit} that "
+                "fit; raise --max-len, or leave such sentences out with --skip-long"
+            )
+    if not keep:
+        raise CorpusError(f"{text.name} {text.split}: no sentence is left; raise --max-len")
+    return Encoded([source[i] for i in keep], [target[i] for i in keep])
 
 
-def learn_tokenizers(text: ParallelText, options: Training) -> tuple[Tokenizer, Tokenizer]:
-    """Learn the tokenizers of source and target from a training text.
+def place(text: ParallelText, index: int, side: int) -> str:
+    """Name the file and line of a sentence, counting the blank lines that were dropped.
 
     Defined in: book/translation/system.md
     """
-    if options.tokenizer == "bpe":
-        shared = BPETokenizer.train(itertools.chain(text.source, text.target), options.vocabulary)
-        return shared, shared
-    first, second = text.languages
-    return WordTokenizer.train(text.source, first), WordTokenizer.train(text.target, second)
+    line = index + 1
+    for blank in text.blank:
+        line += blank <= line
+    return f"{text.checksums[side][0]}, line {line}"
 
 
-def model_config(options: Training, shared: bool) -> ModelConfig:
-    """Return the sizes of the model that the options ask for.
-
-    Defined in: book/translation/system.md
-    """
-    config = replace(
-        PRESETS[options.preset], max_len=options.max_len, tie="all" if shared else "target"
-    )
-    if options.layers is not None:
-        config = replace(config, N=options.layers)
-    return config if options.dropout is None else replace(config, dropout=options.dropout)
-
-
-class Run:
-    """A training in a folder: begins, or goes on where it stopped.
-
-    Args:
-        options: What to train.
-        folder: Where checkpoints go.
-        texts: Training and validation text.
-
-    Raises:
-        UsageError: The folder holds a training with other options.
-        CheckpointError: Its files are damaged.
+def updates_to_come(
+    text: Encoded, options: Training, done: int
+) -> Iterator[tuple[int, int, list[Batch]]]:
+    """Yield, for each update after ``done``, its epoch, how many it leaves, its batches.
 
     Defined in: book/translation/system.md
     """
-
-    def __init__(
-        self, options: Training, folder: Path, texts: tuple[ParallelText, ParallelText]
-    ) -> None:
-        self.options, self.folder = options, folder
-        self.state: dict[str, Any] = {"updates": 0, "seconds": 0.0, "curve": [], "best": None}
-        self.state["commit"] = commit()
-        torch.manual_seed(options.seed)
-        resuming = (folder / "config.json").exists()
-        self.system = self._load(texts[0]) if resuming else self._begin(texts[0])
-        self.train, self.valid = (encode(t, self.system.tokenizers, options) for t in texts)
-        model = self.system.model
-        self.optimizer = make_adam(model)
-        factor = options.peak * (self.system.config.d_model * options.warmup) ** 0.5
-        self.schedule = noam_schedule(
-            self.optimizer, self.system.config.d_model, factor, options.warmup
-        )
-        if self.resume_file.exists():
-            self.state = load_training(self.resume_file, model, self.optimizer)
-            self.schedule.load_state_dict(self.state.pop("schedule"))
-
-    @property
-    def resume_file(self) -> Path:
-        """The file from which the training goes on."""
-        return self.folder / "training.safetensors"
-
-    def _begin(self, text: ParallelText) -> System:
-        tokenizers = learn_tokenizers(text, self.options)
-        config = model_config(self.options, tokenizers[0] is tokenizers[1])
-        model = build_model(len(tokenizers[0]), len(tokenizers[1]), config)
-        described = {"options": asdict(self.options), "checksums": dict(text.checksums)}
-        system = System(model, config, text.languages, tokenizers, described)
-        save_description(system, self.folder)
-        return system
-
-    def _load(self, text: ParallelText) -> System:
-        system = load_system(self.folder, with_weights=False)
-        torch.manual_seed(self.options.seed)
-        fresh = build_model(len(system.tokenizers[0]), len(system.tokenizers[1]), system.config)
-        system.model.load_state_dict(fresh.state_dict())
-        now = {"options": asdict(self.options), "checksums": dict(text.checksums)}
-        if system.training != json.loads(json.dumps(now)):
-            raise UsageError(
-                f"{self.folder}: holds a training with other options or another text; "
-                "give the same ones to go on, or another folder with --out"
-            )
-        return system
-
-    def save(self) -> None:
-        """Write all that is needed to go on."""
-        data = {**self.state, "schedule": self.schedule.state_dict()}
-        data["schedule"] = {k: v for k, v in data["schedule"].items() if k != "lr_lambdas"}
-        save_training(self.resume_file, self.system.model, self.optimizer, data)
-
-    def batches(self) -> Iterator[tuple[int, int, list[Batch]]]:
-        """Yield epoch, updates left in it, and the batches of each update that is still to come."""
-        done = 0
-        for epoch in itertools.count():
-            order = token_batches(
-                self.train.lengths(), self.options.max_tokens, seed=self.options.seed, epoch=epoch
-            )
-            groups = [
-                order[i : i + self.options.accumulate]
-                for i in range(0, len(order), self.options.accumulate)
-            ]
-            for number, group in enumerate(groups, 1):
-                if done >= self.options.updates:
-                    return
-                done += 1
-                if done > self.state["updates"]:
-                    yield epoch, len(groups) - number, [self.train.batch(b) for b in group]
-
-    def go(self, *, save_every: float = 60.0, progress: bool = True) -> bool:
-        """Train until the last update; return false if interrupted before, with all saved."""
-        bar = tqdm(
-            total=self.options.updates,
-            initial=self.state["updates"],
-            unit="update",
-            disable=not progress,
-            file=sys.stderr,
-        )
-        recent, saved = Progress(), time.monotonic()
-        with bar, interruption() as stop:
-            for epoch, left, batches in self.batches():
-                self.system.model.train()
-                result = update(
-                    self.system.model,
-                    batches,
-                    self.optimizer,
-                    self.schedule,
-                    self.options.smoothing,
-                )
-                recent += result
-                self.state["updates"] += 1
-                self.state["seconds"] += result.seconds
-                bar.update()
-                bar.set_postfix(
-                    epoch=epoch + 1, loss=f"{recent.loss:.3f}", tokens_s=f"{recent.speed:.0f}"
-                )
-                if not left or self.state["updates"] == self.options.updates:
-                    self.validate(epoch + 1, recent)
-                    recent = Progress()
-                if stop or time.monotonic() - saved > save_every or not left:
-                    self.save()
-                    saved = time.monotonic()
-                if stop:
-                    return False
-        self.save()
-        return True
-
-    def validate(self, epoch: int, recent: Progress) -> None:
-        """Measure the validation loss, add it to the curve, keep the best weights."""
-        lengths = self.valid.lengths()
-        order = token_batches(
-            lengths, max(self.options.max_tokens, *map(max, lengths)), shuffle=False
-        )
-        result = evaluate(self.system.model, (self.valid.batch(b) for b in order))
-        self.state["seconds"] += result.seconds
-        self.state["curve"].append(
-            {
-                "update": self.state["updates"],
-                "epoch": epoch,
-                "seconds": round(self.state["seconds"], 1),
-                "train_loss": round(recent.loss, 4),
-                "valid_loss": round(result.loss, 4),
-                "tokens_per_second": round(recent.speed),
-            }
-        )
-        if self.state["best"] is None or result.loss < self.state["best"]:
-            self.state["best"] = result.loss
-            save_system(
-                self.system, self.folder, valid_loss=result.loss, update=self.state["updates"]
-            )
+    number = 0
+    for epoch in itertools.count():
+        order = token_batches(text.lengths(), options.max_tokens, seed=options.seed, epoch=epoch)
+        starts = range(0, len(order), options.accumulate)
+        for start in starts:
+            if number >= options.updates:
+                return
+            number += 1
+            if number > done:
+                group = order[start : start + options.accumulate]
+                left = (len(order) - 1 - start) // options.accumulate
+                yield epoch, left, [text.batch(numbers) for numbers in group]
 
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
     """Collect Ctrl-C and termination in a list, so that an update is never cut in two.
+
+    Raises:
+        KeyboardInterrupt: At the second signal.
 
     Defined in: book/translation/system.md
     """
@@ -350,6 +270,8 @@ def interruption() -> Iterator[list[int]]:
 
     def note(number: int, _: FrameType | None) -> None:
         caught.append(number)
+        if len(caught) > 1:
+            raise KeyboardInterrupt
 
     signals = (signal.SIGINT, signal.SIGTERM)
     try:
@@ -362,6 +284,187 @@ def interruption() -> Iterator[list[int]]:
     finally:
         for s, handler in zip(signals, before, strict=True):
             signal.signal(s, handler)
+
+
+def fresh_model(
+    tokenizers: tuple[Tokenizer, Tokenizer], config: ModelConfig, seed: int
+) -> EncoderDecoder:
+    """Build a model; a seed gives the same weights, and the same random numbers after them.
+
+    Defined in: book/translation/system.md
+    """
+    torch.manual_seed(seed)
+    return build_model(len(tokenizers[0]), len(tokenizers[1]), config)
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Raise UsageError if a folder's training was begun with other options or another text.
+
+    Defined in: book/translation/system.md
+    """
+    old, new = before.get("options", {}), now["options"]
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            raise UsageError(
+                f"{folder}: its training has --{name.replace('_', '-')} {old.get(name)}, not "
+                f"{new.get(name)}; give the same options to go on, or another folder with --out"
+            )
+    if before.get("checksums") != now["checksums"]:
+        raise UsageError(
+            f"{folder}: its training has another text; "
+            "give the same one to go on, or another folder with --out"
+        )
+
+
+class Run:
+    """A training in a folder: begins, or goes on where it stopped.
+
+    Args:
+        options: What to train.
+        folder: Where checkpoints go.
+        texts: Training and validation text.
+
+    Attributes:
+        system: The model with its tokenizers.
+        state: Updates and seconds so far, the learning curve, the best validation loss.
+
+    Raises:
+        UsageError: The options cannot work, or the folder holds a training with others.
+        CheckpointError: The folder's files are damaged, or it cannot be written.
+        CorpusError: A sentence is too long.
+
+    Defined in: book/translation/system.md
+    """
+
+    def __init__(
+        self, options: Training, folder: Path, texts: tuple[ParallelText, ParallelText]
+    ) -> None:
+        check_options(options)
+        self.options, self.folder = options, folder
+        self.state: dict[str, Any] = {"updates": 0, "seconds": 0.0, "curve": [], "best": None}
+        self.state["commit"] = commit()
+        self.recent = Progress()  # since the last point of the curve
+        remove_leftovers(folder)
+        resuming = (folder / "config.json").exists()
+        self.system = self._load(texts[0]) if resuming else self._begin(texts[0])
+        self.train, self.valid = (encode(t, self.system.tokenizers, options) for t in texts)
+        longest = max(map(max, self.train.lengths()))
+        if longest > options.max_tokens:
+            raise UsageError(
+                f"--max-tokens {options.max_tokens}: a sentence has {longest}; raise the number"
+            )
+        if not resuming:
+            save_description(self.system, folder)
+        width = self.system.config.d_model
+        self.optimizer = make_adam(self.system.model)
+        factor = options.peak * (width * options.warmup) ** 0.5  # so that the peak is as asked
+        self.schedule = noam_schedule(self.optimizer, width, factor, options.warmup)
+        if self.resume_file.exists():
+            self._resume()
+
+    @property
+    def resume_file(self) -> Path:
+        """The file from which the training goes on."""
+        return self.folder / "training.safetensors"
+
+    def _described(self, text: ParallelText) -> dict[str, Any]:
+        return {"options": asdict(self.options), "checksums": dict(text.checksums)}
+
+    def _begin(self, text: ParallelText) -> System:
+        tokenizers = learn_tokenizers(text, self.options)
+        config = model_config(self.options, tokenizers[0] is tokenizers[1])
+        model = fresh_model(tokenizers, config, self.options.seed)
+        return System(model, config, text.languages, tokenizers, self._described(text))
+
+    def _load(self, text: ParallelText) -> System:
+        system = load_system(self.folder, with_weights=False)
+        check_same(system.training, self._described(text), self.folder)
+        system.model = fresh_model(system.tokenizers, system.config, self.options.seed)
+        return system
+
+    def _resume(self) -> None:
+        state = load_training(self.resume_file, self.system.model, self.optimizer)
+        check_fingerprint(self.system, state, self.resume_file)
+        self.schedule.load_state_dict({"lr_lambdas": [None], **state.pop("schedule")})
+        self.recent = Progress(**state.pop("recent", {}))
+        machine, precision = state.pop("products", ("", ""))
+        if machine == processor():  # elsewhere, the precision would have to be measured again
+            torch.set_float32_matmul_precision(precision)
+        self.state = state
+
+    def save(self) -> None:
+        """Write all that is needed to go on."""
+        schedule = self.schedule.state_dict()
+        data = {
+            **self.state,
+            "schedule": {k: v for k, v in schedule.items() if k != "lr_lambdas"},
+            "recent": asdict(self.recent),
+            "products": [processor(), torch.get_float32_matmul_precision()],
+            "tokenizers": self.system.fingerprint,
+        }
+        save_training(self.resume_file, self.system.model, self.optimizer, data)
+
+    def go(self, *, save_every: float = 60.0, progress: bool = True) -> bool:
+        """Train until the last update; return false if interrupted before, with all saved.
+
+        Args:
+            save_every: Seconds between checkpoints; there is one after each epoch anyway.
+            progress: Show a progress bar.
+        """
+        options, state, model = self.options, self.state, self.system.model
+        bar = tqdm(
+            total=options.updates,
+            initial=state["updates"],
+            unit="update",
+            disable=not progress,
+            file=sys.stderr,
+        )
+        saved = time.monotonic()
+        with bar, interruption() as stop:
+            for epoch, left, batches in updates_to_come(self.train, options, state["updates"]):
+                model.train()
+                result = update(model, batches, self.optimizer, self.schedule, options.smoothing)
+                self.recent += result
+                state["updates"] += 1
+                state["seconds"] += result.seconds
+                bar.set_postfix_str(
+                    f"epoch {epoch + 1}, loss {self.recent.loss:.3f}, "
+                    f"{self.recent.speed:.0f} tokens/s",
+                    refresh=False,
+                )
+                bar.update()
+                last = state["updates"] == options.updates
+                if last or not left:
+                    self.validate(epoch + 1)
+                if last or not left or stop or time.monotonic() - saved > save_every:
+                    self.save()
+                    saved = time.monotonic()
+                if stop and not last:
+                    return False
+        return True
+
+    def validate(self, epoch: int) -> None:
+        """Measure the validation loss, add it to the curve, keep the best weights."""
+        lengths = self.valid.lengths()
+        most = max(self.options.max_tokens, *map(max, lengths))
+        order = token_batches(lengths, most, shuffle=False)
+        result = evaluate(self.system.model, (self.valid.batch(numbers) for numbers in order))
+        self.state["seconds"] += result.seconds
+        self.state["curve"].append(
+            {
+                "update": self.state["updates"],
+                "epoch": epoch,
+                "seconds": round(self.state["seconds"], 1),
+                "train_loss": round(self.recent.loss, 4),
+                "valid_loss": round(result.loss, 4),
+                "tokens_per_second": round(self.recent.speed),
+            }
+        )
+        self.recent = Progress()
+        if self.state["best"] is None or result.loss < self.state["best"]:
+            self.state["best"] = result.loss
+            update_number = self.state["updates"]
+            save_weights(self.system, self.folder, valid_loss=result.loss, update=update_number)
 
 
 def translate_lines(
@@ -463,29 +566,25 @@ def versions() -> dict[str, str]:
 
     Defined in: book/translation/system.md
     """
-    import sacrebleu
-
     return {
         "annotated_transformer": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "sacrebleu": str(sacrebleu.__version__),
+        "sacrebleu": version("sacrebleu"),
     }
 
 
 def commit() -> str:
-    """Return the commit of the package's sources, or ``unknown``.
+    """Return the commit of the package's sources, ``-dirty`` if changed since, or ``unknown``.
 
     Defined in: book/translation/system.md
     """
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
         )
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, NameError, subprocess.CalledProcessError):  # a notebook has no __file__
         return "unknown"
     return found.stdout.strip()
 
@@ -495,12 +594,10 @@ def processor() -> str:
 
     Defined in: book/translation/system.md
     """
-    name = platform.processor() or platform.machine()
-    with_name = [
-        line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")
-    ]
+    names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{with_name[0] if with_name else name}, {cores} cores"
+    return f"{name}, {cores} cores"
 
 
 def _cpuinfo() -> list[str]:

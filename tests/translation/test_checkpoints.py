@@ -1,5 +1,6 @@
 """Checkpoints: whole or absent, bit for bit, and nothing in them runs."""
 
+import contextlib
 import errno
 import json
 import os
@@ -180,6 +181,13 @@ def test_tensors_come_back(
         assert torch.equal(loaded[name], tensor)
 
 
+def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {name: torch.ones(2) for name in "badc"}
+    for path in (tmp_path / "a", tmp_path / "b"):
+        save_tensors(path, tensors, {"x": 1, "y": [2]})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_a_transposed_tensor_comes_back(tmp_path: Path) -> None:
     tensor = torch.arange(6.0).view(2, 3).T
     save_tensors(tmp_path / "t", {"t": tensor}, {})
@@ -198,14 +206,14 @@ def test_an_altered_file_is_refused(tmp_path: Path, place: float, cut: bool) -> 
     else:
         raw[index] ^= 0x55
     path.write_bytes(raw)
-    try:
-        _, data = load_tensors(path)
-    except CheckpointError as error:
-        assert str(path) in str(error)
-        assert "\n" not in str(error)
-    else:  # a changed letter in our own data, or blanks: the numbers are as they were
-        assert not cut
-        assert torch.equal(load_tensors(path)[0].get("w", torch.ones(50)), torch.ones(50))
+    if cut:
+        with pytest.raises(CheckpointError) as error:
+            load_tensors(path)
+        one_line(error, path)
+    else:  # a letter of our own data may change, or a blank; the numbers never do
+        with contextlib.suppress(CheckpointError):
+            numbers = load_tensors(path)[0].get("w", torch.ones(50))
+            assert torch.equal(numbers, torch.ones(50))
 
 
 class Payload:
@@ -333,7 +341,7 @@ def test_weights_go_in_whole_or_not_at_all(change: str) -> None:
         del tensors[last]
     else:
         tensors["zzz"] = torch.zeros(2)
-    with pytest.raises(CheckpointError, match="file: does not belong"):
+    with pytest.raises(CheckpointError, match=r"^file: does not"):
         load_weights(model, tensors, "file")
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(model).items())
 
@@ -405,7 +413,5 @@ def test_a_training_with_a_part_lost_is_refused(lost: str, tmp_path: Path) -> No
 def test_fingerprint() -> None:
     system = make_system()
     check_fingerprint(system, {"tokenizers": system.fingerprint}, "file")
-    with pytest.raises(CheckpointError, match="^file: "):
+    with pytest.raises(CheckpointError, match=r"^file: was"):
         check_fingerprint(system, {"tokenizers": "other"}, "file")
-
-

@@ -1,0 +1,438 @@
+"""The command line, as a user meets it: results, one-line errors, interruptions."""
+
+import errno
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+
+from annotated_transformer.translation import command as module
+from annotated_transformer.translation.checkpoints import load_tensors
+from annotated_transformer.translation.command import (
+    Evaluate,
+    Train,
+    Translate,
+    main,
+    parse,
+    unboxed,
+)
+from annotated_transformer.translation.corpora import DATA_VARIABLE, load_corpus
+from annotated_transformer.translation.system import RECIPES
+
+SIZES = "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet"
+Capture = pytest.CaptureFixture[str]
+
+
+def write(path: Path, lines: list[str] | tuple[str, ...]) -> str:
+    """Write lines and return the path as text."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the options that name a small text."""
+    folder = tmp_path_factory.mktemp("texts")
+    words = []
+    for flag, text in (
+        ("--train-files", load_corpus("grammar", size=60)),
+        ("--valid-files", load_corpus("grammar", split="val").head(5)),
+    ):
+        name = flag.removeprefix("--")
+        words += [flag, write(folder / f"{name}.de", text.source)]
+        words += [write(folder / f"{name}.en", text.target)]
+    return words
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
+    """Return the folder of a training by the command line."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert main(["train", *SIZES.split(), *texts, "--out", str(folder)]) == 0
+    return folder
+
+
+def fails(capsys: Capture, *words: str | Path, status: int = 2) -> str:
+    """Run a command that must fail in one line; return the line."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("annotated-transformer: ")
+    return line
+
+
+# --- options -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["translate"], ["evaluate"]])
+def test_help_is_for_newcomers(words: list[str], capsys: Capture) -> None:
+    assert main([*words, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Defined in" not in out
+    assert "{None}" not in out
+    if not words:
+        assert all(name in out for name in ("train", "translate", "evaluate"))
+
+
+def test_every_option_has_a_help(capsys: Capture) -> None:
+    main(["train", "--help"])
+    out = capsys.readouterr().out
+    for option in re.findall(r"^│ (--[a-z-]+)", out, re.M):
+        after = out.split(f"│ {option}", 1)[1].replace("\n", " ")
+        assert re.match(r"[^│]*(│ +│)? *[A-Za-z]", after), option
+
+
+@pytest.mark.parametrize("words", [["--corpus", "multi30k"], ["--corpus=multi30k"]])
+def test_the_corpus_brings_its_recipe(words: list[str]) -> None:
+    command = parse(["train", *words, "--seed", "3"])
+    assert isinstance(command, Train)
+    assert command.training.vocabulary == RECIPES["multi30k"].vocabulary
+    assert command.training.seed == 3
+    assert parse(["train"]) == Train(training=RECIPES["grammar"])
+
+
+def test_translate_and_evaluate_are_parsed() -> None:
+    command = parse(["translate", "m", "in.txt", "-o", "out.txt", "--quiet"])
+    assert command == Translate(Path("m"), Path("in.txt"), Path("out.txt"), quiet=True)
+    assert parse(["translate", "m"]) == Translate(Path("m"))
+    assert parse(["evaluate", "m", "--split", "val"]) == Evaluate(Path("m"), split="val")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", "train, translate, evaluate"),
+        ("trian", "trian"),
+        ("train --preset huge", "'huge'"),
+        ("train --layers many", "--layers"),
+        ("train --layers", "--layers"),
+        ("train --no-such-option 3", "--no-such-option"),
+        ("translate", "translate"),
+        ("train --corpus wmt99", "--corpus wmt99: choose among grammar, multi30k, files"),
+        ("train --updates 0", "--updates 0: must be greater than 0"),
+        ("train --pair de-fr", "de-fr"),
+        ("train --corpus files", "--train-files"),
+        ("train --corpus files --pair de --train-files a b --valid-files a b", "--pair de"),
+        ("evaluate", "--hypotheses"),
+        ("translate nowhere", "nowhere: no checkpoint here"),
+    ],
+)
+def test_wrong_options_are_one_line(line: str, expected: str, capsys: Capture) -> None:
+    assert expected in fails(capsys, *line.split())
+
+
+def test_an_unknown_box_is_still_a_line() -> None:
+    assert unboxed("") == "these options are not understood; see annotated-transformer --help"
+
+
+# --- training ------------------------------------------------------------------
+
+
+def test_train_leaves_system_and_record(trained: Path) -> None:
+    record = json.loads((trained / "record.json").read_text(encoding="utf-8"))
+    assert record["updates"] == 6
+    assert record["scores"]["val"]["sentences"] == 5
+    assert record["options"]["corpus"] == "files"
+    assert list(trained.rglob("*.part")) == []
+
+
+def test_the_same_command_again_scores_again(
+    trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    before = (trained / "training.safetensors").read_bytes()
+    record = tmp_path / "deep" / "record.json"
+    words = ["train", *SIZES.split(), *texts, "--out", str(trained), "--record", str(record)]
+    assert main(words) == 0
+    assert "nrefs:1|" in capsys.readouterr().out
+    assert record.exists()
+    assert (trained / "training.safetensors").read_bytes() == before
+
+
+def test_other_options_in_the_folder(trained: Path, texts: list[str], capsys: Capture) -> None:
+    capsys.readouterr()
+    words = ["train", *SIZES.split(), *texts, "--out", str(trained), "--seed", "4"]
+    assert main(words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "--seed 0, not 4" in line
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (b"a\nb\n", b"a\n", "line 2 has no partner"),
+        (b"", b"", "is empty"),
+        (b"\n \n", b"a\nb\n", "blank side"),
+        (b"a\nf\xfcr\n", b"a\nb\n", "train.de, line 2: byte 2"),
+        (b"a\n", None, "train.en: no such file"),
+    ],
+)
+def test_bad_files(
+    source: bytes, target: bytes | None, expected: str, tmp_path: Path, capsys: Capture
+) -> None:
+    files = [tmp_path / "train.de", tmp_path / "train.en"]
+    for path, data in zip(files, (source, target), strict=True):
+        if data is not None:
+            path.write_bytes(data)
+    words = [*SIZES.split(), "--train-files", *files, "--valid-files", *files]
+    assert expected in fails(capsys, "train", *words, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_long_sentence_names_file_line_and_remedy(
+    texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    files = [write(tmp_path / name, ["kurz", "", "wort " * 300]) for name in ("a.de", "a.en")]
+    words = ["train", *SIZES.split(), "--vocabulary", "262", *texts[3:], "--train-files", *files]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"a\.de, line 3: \d+ tokens, .*--max-len.*--skip-long", line)
+    assert not (tmp_path / "run").exists()
+
+
+def test_blank_lines_are_reported(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
+    lines = [*load_corpus("grammar", size=40).source, "", "x"]
+    files = [write(tmp_path / name, lines) for name in ("a.de", "a.en")]
+    words = ["train", *SIZES.split(), *texts[3:], "--train-files", *files, "--updates", "1"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert "1 of 42 pairs dropped, a side is blank: lines 41" in capsys.readouterr().err
+
+
+def test_a_mirror_without_the_file(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    line = fails(capsys, "train", "--corpus", "multi30k", "--mirror", tmp_path / "none")
+    assert f"{tmp_path / 'none'}: no such folder" in line
+    (tmp_path / "multi30k").mkdir()
+    (tmp_path / "multi30k/train.de.gz").write_bytes(b"cut short")
+    line = fails(capsys, "train", "--corpus", "multi30k", "--mirror", tmp_path)
+    assert "train.de.gz: altered or cut short" in line
+
+
+def test_a_full_disk(
+    texts: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    out = tmp_path / "run"
+    assert main(["train", *SIZES.split(), *texts, "--out", str(out)]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.endswith("No space left on device; free some space, or choose another folder")
+    assert list(out.rglob("*.*")) == []
+
+
+def test_a_disk_that_is_really_full(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system of our own can be mounted here")
+    try:
+        assert main(["train", *SIZES.split(), *texts, "--out", str(small / "run")]) == 2
+        *_, line = capsys.readouterr().err.splitlines()
+        assert "training.safetensors: cannot be written: No space left on device" in line
+        assert list(small.rglob("*.part")) == []
+        load_tensors(small / "run/model.safetensors")  # what was written before is whole
+        assert main(["translate", str(small / "run"), texts[4], "--quiet"]) == 0
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+# --- translating ---------------------------------------------------------------
+
+
+def test_translate_files_and_standard_input(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '\nDer Hund schläft.\n\nEr sagt "ja"\tund geht.\r\n'
+    (tmp_path / "in.txt").write_bytes(text.encode())
+    out = tmp_path / "deep/out.txt"
+    assert main(["translate", str(trained), str(tmp_path / "in.txt"), "-o", str(out)]) == 0
+    lines = out.read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 5
+    assert lines[0] == lines[2] == lines[4] == ""
+    for content in (text, text.rstrip(), "\ufeff" + text):
+        stream = io.TextIOWrapper(io.BytesIO(content.encode()))
+        monkeypatch.setattr(sys, "stdin", stream)
+        capsys.readouterr()
+        assert main(["translate", str(trained)]) == 0
+        assert capsys.readouterr().out.split("\n") == lines
+    assert [path.name for path in out.parent.iterdir()] == ["out.txt"]
+
+
+def test_translate_nothing(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "in.txt").write_bytes(b"")
+    capsys.readouterr()
+    assert main(["translate", str(trained), str(tmp_path / "in.txt")]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_bad_standard_input(
+    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for data, expected in (
+        (b"gut\nf\xfcr\n", "standard input, line 2: byte 2 (0xfc) is not valid UTF-8"),
+        (b"\n\n" + b"wort " * 300, "standard input, line 3: "),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert expected in fails(capsys, "translate", trained)
+
+
+def test_a_terminal_is_told_what_to_do(
+    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(b""))
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert main(["translate", str(trained)]) == 0
+    assert "Ctrl-D" in capsys.readouterr().err
+
+
+def test_bad_input_writes_no_output(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "in.txt").write_bytes(b"gut\n\xff\n")
+    (tmp_path / "out.txt").write_text("old")
+    words = ("translate", trained, tmp_path / "in.txt", "-o", tmp_path / "out.txt")
+    assert "in.txt, line 2: byte 1" in fails(capsys, *words)
+    write(tmp_path / "in.txt", ["gut", "wort " * 300])
+    assert "in.txt, line 2: " in fails(capsys, *words)
+    assert "no such file" in fails(capsys, "translate", trained, tmp_path / "none", "-o", "x")
+    assert (tmp_path / "out.txt").read_text() == "old"
+    assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_a_damaged_system(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    path = tmp_path / "copy/model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert f"{path}: damaged" in fails(capsys, "translate", tmp_path / "copy", path)
+    (tmp_path / "copy/tokenizer.json").write_text("{}")
+    assert "tokenizer.json: " in fails(capsys, "translate", tmp_path / "copy", path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_is_full(trained: Path, texts: list[str], capsys: Capture) -> None:
+    line = fails(capsys, "translate", trained, texts[4], "-o", "/dev/full", "--quiet")
+    assert "/dev/full: cannot be written: No space left on device" in line
+    assert not Path("/dev/full").is_file()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "expected"),
+    [
+        (BrokenPipeError(), 0, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "output: No space left on device"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (FloatingPointError("the loss is nan"), 2, "the loss is nan"),
+    ],
+)
+def test_what_ends_a_command(
+    error: BaseException,
+    status: int,
+    expected: str,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "load_system", fail)
+    assert main(["translate", "m"]) == status
+    assert capsys.readouterr().err == (f"annotated-transformer: {expected}\n" if expected else "")
+
+
+# --- evaluating ----------------------------------------------------------------
+
+
+def test_evaluate_two_files(tmp_path: Path, capsys: Capture) -> None:
+    is_ = ["a small dog sleeps in it .", "", "yes"]
+    should = ["the small dog sleeps in it .", "", "y"]
+    files = [write(tmp_path / "is", is_), write(tmp_path / "should", should)]
+    assert main(["evaluate", "--hypotheses", files[0], "--references", files[1]]) == 0
+    out = capsys.readouterr().out
+    assert f"BLEU = {sacrebleu.corpus_bleu(is_, [should]).score:.2f}" in out
+    assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in out
+    write(tmp_path / "is", is_[1:])
+    words = ("evaluate", "--hypotheses", files[0], "--references", files[1])
+    assert "line 3 has no partner" in fails(capsys, *words)
+    write(tmp_path / "is", [])
+    assert "is: the file is empty" in fails(capsys, *words)
+
+
+def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    words = ["evaluate", str(trained), "--corpus", "grammar", "--quiet"]
+    assert main([*words, "--split", "val"]) == 0
+    assert "grammar val, greedy, 4 sentences" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "grammar test, greedy, 4 sentences" in capsys.readouterr().out
+    assert "no split 'nope'" in fails(capsys, *words, "--split", "nope")
+    assert "--corpus files: choose among" in fails(capsys, "evaluate", trained)
+
+
+# --- real processes ------------------------------------------------------------
+
+
+def start(words: list[str]) -> "subprocess.Popen[str]":
+    """Start the command in a process of its own, on one thread."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "annotated_transformer", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+    """Wait until a file is there or the process ended."""
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.01)
+
+
+def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> None:
+    options = [*SIZES.split(), "--updates", "40", *texts, "--save-every", "0"]
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    words = ["train", *options, "--out", str(stopped)]
+    with start(["train", *options, "--out", str(straight)]) as process:
+        # Killed without warning, at a moment drawn by chance.
+        chance = random.Random(time.time_ns())
+        with start(words) as killed:
+            wait_for(stopped / "config.json", killed)
+            time.sleep(chance.uniform(0, 0.5))
+            killed.kill()
+        # Ctrl-C, as soon as there is a checkpoint that is newer.
+        (stopped / "model.safetensors").unlink(missing_ok=True)
+        with start(words) as interrupted:
+            wait_for(stopped / "training.safetensors", interrupted)
+            wait_for(stopped / "model.safetensors", interrupted)
+            interrupted.send_signal(signal.SIGINT)
+            assert interrupted.stderr is not None
+            message = interrupted.stderr.read()
+        assert interrupted.returncode == 130
+        assert re.search(r"interrupted( after update \d+; the same command goes on.*)?$", message)
+        assert "Traceback" not in message
+        with start(words) as last:
+            assert last.stderr is not None
+            assert "Traceback" not in last.stderr.read()
+        assert last.returncode == 0
+    assert process.returncode == 0
+    first, second = (load_tensors(f / "training.safetensors")[0] for f in (straight, stopped))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert list(stopped.rglob("*.part")) == []

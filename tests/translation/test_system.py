@@ -1,0 +1,411 @@
+"""Training goes on where it stopped; translating keeps lines; scoring is sacreBLEU's."""
+
+import errno
+import itertools
+import json
+import os
+import re
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.notation import EOS
+from annotated_transformer.translation import checkpoints
+from annotated_transformer.translation import system as module
+from annotated_transformer.translation.checkpoints import (
+    CheckpointError,
+    System,
+    load_system,
+    load_tensors,
+)
+from annotated_transformer.translation.corpora import (
+    CorpusError,
+    ParallelText,
+    load_corpus,
+    read_parallel,
+)
+from annotated_transformer.translation.decoding import greedy_search
+from annotated_transformer.translation.system import (
+    RECIPES,
+    Encoded,
+    Run,
+    Training,
+    UsageError,
+    check_options,
+    encode,
+    interruption,
+    learn_tokenizers,
+    make_record,
+    model_config,
+    processor,
+    score,
+    translate_lines,
+    updates_to_come,
+)
+
+TEXTS = (load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12))
+OPTIONS = Training(
+    layers=1, vocabulary=300, updates=8, warmup=4, max_tokens=256, dropout=0.2, max_len=128
+)
+
+
+def weights_of(folder: Path) -> dict[str, bytes]:
+    """Return the tensors of the training file, the random state too, as bytes."""
+    tensors, _ = load_tensors(folder / "training.safetensors")
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a training that nobody interrupted."""
+    run = Run(OPTIONS, tmp_path_factory.mktemp("straight"), TEXTS)
+    assert run.go(progress=False)
+    return run
+
+
+@pytest.fixture(scope="module")
+def system(straight: Run) -> System:
+    """Return what it learned."""
+    return load_system(straight.folder)
+
+
+# --- options -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("corpus", RECIPES)
+def test_recipes_can_work(corpus: str) -> None:
+    check_options(RECIPES[corpus])
+    assert RECIPES[corpus].corpus == corpus
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"corpus": "wmt99"}, "--corpus wmt99"),
+        ({"updates": 0}, "--updates 0"),
+        ({"max_tokens": -3}, "--max-tokens -3"),
+        ({"layers": 0}, "--layers 0"),
+        ({"size": -1}, "--size -1"),
+        ({"peak": float("nan")}, "--peak nan"),
+        ({"peak": float("inf")}, "--peak inf"),
+        ({"dropout": 1.0}, "--dropout 1.0"),
+        ({"smoothing": -0.1}, "--smoothing -0.1"),
+        ({"smoothing": float("nan")}, "--smoothing nan"),
+    ],
+)
+def test_values_that_cannot_work(change: dict[str, Any], flag: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(flag)):
+        Run(replace(OPTIONS, **change), tmp_path / "run", TEXTS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_sizes_follow_the_options() -> None:
+    assert model_config(Training(), True).N == 4
+    config = model_config(Training(preset="base", layers=3, dropout=0.2, max_len=99), False)
+    assert (config.N, config.d_model, config.dropout) == (3, 512, 0.2)
+    assert (config.max_len, config.tie) == (99, "target")
+
+
+# --- text ----------------------------------------------------------------------
+
+
+def files(folder: Path, source: list[str], target: list[str]) -> ParallelText:
+    """Write two files and read them."""
+    for name, lines in (("a.de", source), ("a.en", target)):
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return read_parallel(folder / "a.de", folder / "a.en")
+
+
+def test_tokenizers() -> None:
+    first, second = learn_tokenizers(TEXTS[0], OPTIONS)
+    assert first is second
+    assert len(first) == 300
+    first, second = learn_tokenizers(TEXTS[0], replace(OPTIONS, tokenizer="words"))
+    assert first is not second
+    with pytest.raises(UsageError, match="--vocabulary 10: "):
+        learn_tokenizers(TEXTS[0], replace(OPTIONS, vocabulary=10))
+    with pytest.raises(UsageError, match="--vocabulary 99999: "):
+        learn_tokenizers(TEXTS[0], replace(OPTIONS, vocabulary=99999))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_long_sentence_is_named_by_file_and_line(side: int, tmp_path: Path) -> None:
+    lines = [["kurz", "", "kurz", "kurz", "lang"], ["short", "x", "short", " ", "short"]]
+    lines[0][4] = lines[1][4] = "short"
+    lines[side][4] = "very long " * 30
+    text = files(tmp_path, *lines)
+    assert len(text) == 3  # two pairs have a blank side
+    tokenizers = learn_tokenizers(TEXTS[0], OPTIONS)
+    name = ("a.de", "a.en")[side]
+    with pytest.raises(CorpusError, match=f"{name}, line 5: .*--skip-long"):
+        encode(text, tokenizers, replace(OPTIONS, max_len=20))
+    short = encode(text, tokenizers, replace(OPTIONS, max_len=20, skip_long=True))
+    assert len(short.source) == len(short.target) == 2
+    with pytest.raises(CorpusError, match="no sentence is left"):
+        encode(text, tokenizers, replace(OPTIONS, max_len=1, skip_long=True))
+
+
+def test_tabs_and_quotes_are_text(tmp_path: Path) -> None:
+    lines = ['Er sagt "ja"\tund geht.', '"', "\tein Wort"]
+    text = files(tmp_path, lines, lines)
+    tokenizers = learn_tokenizers(TEXTS[0], OPTIONS)
+    encoded = encode(text, tokenizers, OPTIONS)
+    assert [tokenizers[0].decode(ids) for ids in encoded.source] == lines
+
+
+def test_lengths_and_batches() -> None:
+    encoded = Encoded([[4, 5], [6]], [[7], [8, 9, 10]])
+    assert encoded.lengths() == [(3, 2), (2, 4)]
+    batch = encoded.batch([1, 0])
+    assert batch.src.tolist() == [[6, EOS, 0], [4, 5, EOS]]
+    assert batch.ntokens == 6
+
+
+@settings(deadline=None, max_examples=20)
+@given(done=st.integers(0, 12), accumulate=st.integers(1, 4), seed=st.integers(0, 3))
+def test_updates_to_come_are_those_after_the_ones_done(
+    done: int, accumulate: int, seed: int
+) -> None:
+    encoded = Encoded([[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)])
+    options = Training(updates=12, max_tokens=12, accumulate=accumulate, seed=seed)
+    every = list(updates_to_come(encoded, options, 0))
+    rest = list(updates_to_come(encoded, options, done))
+    assert len(every) == 12
+    assert len(rest) == 12 - done
+    for (epoch, left, batches), other in zip(every[done:], rest, strict=True):
+        assert (epoch, left) == other[:2]
+        for a, b in zip(batches, other[2], strict=True):
+            assert torch.equal(a.src, b.src)
+            assert torch.equal(a.tgt_y, b.tgt_y)
+    first = [update for update in every if update[0] == 0]
+    if every[-1][0] > 0:  # a whole epoch: each sentence once
+        assert [left for _, left, _ in first] == list(range(len(first)))[::-1]
+        seen = [int(row[0]) for *_, group in first for batch in group for row in batch.tgt_y]
+        assert sorted(seen) == list(range(4, 24))
+
+
+# --- training ------------------------------------------------------------------
+
+
+def test_a_training_leaves_a_system(straight: Run, system: System) -> None:
+    curve = straight.state["curve"]
+    assert straight.state["updates"] == OPTIONS.updates
+    assert curve[-1]["update"] == OPTIONS.updates
+    best = min(point["valid_loss"] for point in curve)
+    header = load_tensors(straight.folder / "model.safetensors")[1]
+    assert header["valid_loss"] == pytest.approx(best, abs=1e-4)
+    assert system.training["options"]["vocabulary"] == 300
+    assert system.languages == ("de", "en")
+    assert list(straight.folder.rglob("*.part")) == []
+
+
+def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
+    """Do something instead of the update after so many."""
+    real, count = module.update, itertools.count()
+
+    def counted(*arguments: Any) -> Any:
+        if next(count) == updates:
+            how()
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "update", counted)
+
+
+@pytest.mark.parametrize("updates", [0, 3, 6])
+def test_ctrl_c_finishes_the_update_and_saves(
+    updates: int, straight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(updates, patch, lambda: signal.raise_signal(signal.SIGINT))
+        run = Run(OPTIONS, tmp_path, TEXTS)
+        assert not run.go(progress=False)
+    assert run.state["updates"] == updates + 1
+    torch.manual_seed(77)
+    again = Run(OPTIONS, tmp_path, TEXTS)
+    assert again.state["updates"] == updates + 1
+    assert again.go(progress=False)
+    assert weights_of(tmp_path) == weights_of(straight.folder)
+    for mine, other in zip(again.state["curve"], straight.state["curve"], strict=True):
+        assert mine["train_loss"] == other["train_loss"]
+        assert mine["valid_loss"] == other["valid_loss"]
+    models = [(folder / "model.safetensors") for folder in (tmp_path, straight.folder)]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_a_crash_costs_only_what_was_not_saved(
+    straight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash() -> None:
+        raise RuntimeError("power cut")
+
+    for updates in (0, 2, 1):
+        with monkeypatch.context() as patch:
+            stop_after(updates, patch, crash)
+            with pytest.raises(RuntimeError, match="power cut"):
+                Run(OPTIONS, tmp_path, TEXTS).go(save_every=0.0, progress=False)
+    run = Run(OPTIONS, tmp_path, TEXTS)
+    assert run.state["updates"] == 3
+    assert run.go(progress=False)
+    assert weights_of(tmp_path) == weights_of(straight.folder)
+
+
+def test_a_finished_training_stays_finished(straight: Run) -> None:
+    before = weights_of(straight.folder)
+    assert Run(OPTIONS, straight.folder, TEXTS).go(progress=False)
+    assert weights_of(straight.folder) == before
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(
+    straight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, writes = os.fsync, itertools.count()
+
+    def fills_up(number: int) -> None:
+        if next(writes) >= 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "fsync", fills_up)
+        with pytest.raises(CheckpointError, match="No space left on device; free some"):
+            Run(OPTIONS, tmp_path, TEXTS).go(save_every=0.0, progress=False)
+    assert list(tmp_path.rglob("*.part")) == []
+    run = Run(OPTIONS, tmp_path, TEXTS)
+    assert 0 < run.state["updates"] < OPTIONS.updates
+    assert run.go(progress=False)
+    assert weights_of(tmp_path) == weights_of(straight.folder)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        Run(OPTIONS, tmp_path / "file" / "run", TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"seed": 5}, "--seed 0, not 5"), ({"peak": 1e-3}, "--peak 0.005")]
+)
+def test_other_options_are_refused(change: dict[str, Any], words: str, straight: Run) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        Run(replace(OPTIONS, **change), straight.folder, TEXTS)
+    assert str(straight.folder) in str(error.value)
+    assert "--out" in str(error.value)
+
+
+def test_another_text_is_refused(straight: Run) -> None:
+    with pytest.raises(UsageError, match="another text"):
+        Run(OPTIONS, straight.folder, (load_corpus("grammar", size=61), TEXTS[1]))
+
+
+def test_a_damaged_training_is_refused(straight: Run, tmp_path: Path) -> None:
+    for path in straight.folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    path = tmp_path / "training.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"training\.safetensors: damaged"):
+        Run(OPTIONS, tmp_path, TEXTS)
+
+
+def test_a_batch_must_hold_the_longest_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--max-tokens 5: a sentence has"):
+        Run(replace(OPTIONS, max_tokens=5), tmp_path / "run", TEXTS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_words_make_two_vocabularies(tmp_path: Path) -> None:
+    options = replace(OPTIONS, tokenizer="words", updates=2)
+    assert Run(options, tmp_path, TEXTS).go(progress=False)
+    again = load_system(tmp_path)
+    assert not again.shared
+    assert len(translate_lines(again, TEXTS[1].source)) == 12
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interruption() as caught:
+        signal.raise_signal(signal.SIGTERM)
+        assert caught == [signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    found: list[list[int]] = []
+
+    def work() -> None:
+        with interruption() as caught:
+            found.append(caught)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [[]]
+
+
+# --- translating and scoring ---------------------------------------------------
+
+
+def test_lines_keep_their_places(system: System) -> None:
+    lines = ["", *TEXTS[1].source[:5], "  \t", TEXTS[1].source[2], ""]
+    out = translate_lines(system, lines, max_tokens=30)
+    assert len(out) == len(lines)
+    assert [i for i, line in enumerate(out) if not line] == [0, 6, 8]
+    assert out[7] == out[3]
+    for line, translation in zip(lines, out, strict=True):
+        if line.strip():
+            ids = system.tokenizers[0].encode(line)
+            (alone,) = greedy_search(system.model, [ids], 127)
+            both = system.tokenizers[1].decode(alone).split()
+            if len(alone) < 20:  # else cut off, by the longest sentence of its batch
+                assert translation.split() == both
+        assert "\n" not in translation
+
+
+def test_nothing_to_translate(system: System, capsys: pytest.CaptureFixture[str]) -> None:
+    assert translate_lines(system, [], progress=True) == []
+    assert "line" in capsys.readouterr().err
+
+
+def test_a_long_line_is_named(system: System) -> None:
+    with pytest.raises(CorpusError, match=r"mine\.txt, line 3: .* more than the 127 .*split"):
+        translate_lines(system, ["a", "", "wort " * 400], name="mine.txt")
+
+
+def test_scores_are_those_of_sacrebleu() -> None:
+    is_ = ["the dog sleeps in a garden .", "yes ."]
+    should = ["the dog sleeps in the garden .", "no ."]
+    found = score(is_, should)
+    assert found["bleu"] == round(sacrebleu.corpus_bleu(is_, [should]).score, 2)
+    assert found["chrf"] == round(sacrebleu.corpus_chrf(is_, [should]).score, 2)
+    assert found["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|")
+    assert found["sentences"] == 2
+    for wrong in ([], ["one"]):
+        with pytest.raises(CorpusError):
+            score(wrong, [] if not wrong else should)
+
+
+def test_the_record_can_be_read_back(straight: Run, system: System) -> None:
+    record = make_record(system, straight.state, {"val": {"bleu": 1.0}}, "the command")
+    assert json.loads(json.dumps(record)) == record
+    assert record["command"] == "the command"
+    assert record["seed"] == 0
+    assert record["parameters"] == sum(p.numel() for p in system.model.parameters())
+    assert record["hardware"]["processor"] == processor()
+    assert record["curve"] == straight.state["curve"]
+    assert set(record["versions"]) >= {"torch", "python", "sacrebleu"}
+
+
+def test_without_git_or_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert module.commit() == "unknown"
+    monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: exec("raise OSError"))
+    assert "cores" in processor()
