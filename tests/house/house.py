@@ -122,7 +122,7 @@ def unfinished(root: Path) -> list[str]:
         text = chapter.read_text(encoding="utf-8")
         cells = [c.source for c in jupytext.read(chapter).cells if c.cell_type == "code"]
         for cell in cells:
-            if COLAB in cell:
+            if COLAB in cell and "%pip" in cell:
                 colab[page] = cell
         if page.count("/") < 2:
             continue
