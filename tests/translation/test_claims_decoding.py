@@ -1,0 +1,20 @@
+"""The checks of the decoding chapter notice broken decoding."""
+
+import pytest
+
+from tests.claims import assert_claim_can_fail
+
+
+@pytest.mark.parametrize(
+    ("claim", "old", "new"),
+    [
+        # tokens of the future come first
+        ("3.1c", "tokens[:, i : i + 1], None", "tokens[:, tokens.size(1) - 1 - i :][:, :1], None"),
+        # the input stands still
+        ("3.a", "memory, src_mask, token, None", "memory, src_mask, ys[:, :1], None"),
+        # nothing is remembered
+        ("3.a", "model.cache(max_len - 1)", "None"),
+    ],
+)
+def test_broken_decoding_is_noticed(claim, old, new):
+    assert_claim_can_fail("translation/decoding", claim, old, new)
