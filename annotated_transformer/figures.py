@@ -19,6 +19,7 @@ from typing import Any, Final
 import altair as alt
 import matplotlib.pyplot as plt
 import numpy as np
+import seaborn
 import torch
 import vl_convert
 from cycler import cycler
@@ -264,8 +265,10 @@ def heatmap(
         look |= {"edgecolor": "#808080", "linewidth": 0.4}
     # A drawing of many cells is smaller as an image. Cells without a number stay empty.
     look |= {"vmin": low, "vmax": high, "rasterized": values.size > 2000}
-    mesh = axes.pcolormesh(np.ma.masked_invalid(values), **look)
-    axes.invert_yaxis()
+    look |= {"cbar": False, "xticklabels": False, "yticklabels": False}
+    seaborn.heatmap(values.astype(float), mask=~np.isfinite(values), ax=axes, **look)
+    axes.set(xlabel=column_label, ylabel=row_label)
+    (mesh,) = axes.collections
     axes.grid(visible=False)
     upright = all(len(str(label)) < 4 for label in columns)
     turned = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
