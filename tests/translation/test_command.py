@@ -388,10 +388,20 @@ def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.Mo
 # --- real processes ------------------------------------------------------------
 
 
+# Which products are faster is measured, so two processes could choose differently.
+PROGRAM = """
+import sys
+from annotated_transformer.translation import command
+
+command.prepare_cpu = lambda: "float32 products: as they come"
+sys.exit(command.main())
+"""
+
+
 def start(words: list[str]) -> "subprocess.Popen[str]":
     """Start the command in a process of its own, on one thread."""
     return subprocess.Popen(
-        [sys.executable, "-m", "annotated_transformer", *words],
+        [sys.executable, "-c", PROGRAM, *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
