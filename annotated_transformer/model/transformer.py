@@ -378,6 +378,7 @@ table3_C_ff4096 = ModelConfig(d_ff=4096)  # noqa: N816
 table3_D_drop0 = ModelConfig(dropout=0.0)  # noqa: N816
 table3_D_drop2 = ModelConfig(dropout=0.2)  # noqa: N816
 table3_E = ModelConfig(positions="learned")  # noqa: N816
+
 TABLE3: Mapping[str, ModelConfig] = {
     "table3_A1": table3_A1,
     "table3_A4": table3_A4,
