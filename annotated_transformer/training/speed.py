@@ -8,6 +8,7 @@ Defined in the chapter *Speed on a CPU* (book/training/speed.md).
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -150,10 +151,24 @@ def keep_large_blocks() -> bool:
     return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
 
 
-def prepare_cpu() -> Products:
-    """Do both for this process: what the command line does before it trains or translates.
+KERNELS = 96
+
+
+def limit_kernels() -> None:
+    """Let oneDNN keep at most ``KERNELS`` compiled kernels, unless the user has said otherwise.
+
+    oneDNN asks for its limit once, so this has an effect only before the first product.
 
     Defined in: book/training/speed.md
     """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))
+
+
+def prepare_cpu() -> Products:
+    """Keep large blocks and few kernels, and choose the products, for this process.
+
+    Defined in: book/training/speed.md
+    """
+    limit_kernels()
     keep_large_blocks()
     return choose_products()

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import os
 import sys
 
 import pytest
@@ -175,10 +176,12 @@ def test_the_answers_of_the_c_library_count(answers, kept, monkeypatch):
     assert asked[0] == (-4, 0)  # M_MMAP_MAX of malloc.h
 
 
-def test_prepare_does_both(monkeypatch):
+def test_prepare_does_all(monkeypatch):
     kept = []
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     monkeypatch.setattr(speed, "keep_large_blocks", lambda: kept.append(True))
     products = prepare_cpu()
     assert kept == [True]
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == str(speed.KERNELS)
     assert isinstance(products, Products)
     assert torch.get_float32_matmul_precision() == products.precision
