@@ -6,6 +6,7 @@ from tests.claims import assert_claim_can_fail
 
 BROKEN = [
     ("3.4b", "self.lut(x) * math.sqrt(self.d_model)", "self.lut(x)"),
+    ("3.4b", "[angles.sin(), angles.cos()]", "[9 * angles.sin(), 9 * angles.cos()]"),
     ("3.5a", "[angles.sin(), angles.cos()]", "[angles.cos(), angles.sin()]"),
     ("3.5b", "positions / 10000 **", "positions / 1000 **"),
     ("3.5c", "[cos, sin, -sin, cos]", "[cos, -sin, sin, cos]"),
