@@ -86,6 +86,8 @@ class Training:
     """Layers in each stack, if not the preset's."""
     dropout: float | None = None
     """Probability of dropping an element, if not the preset's."""
+    norm: Literal["post", "pre"] | None = None
+    """Layer normalisation after each residual sum, or before each sub-layer; if not the preset's."""
     tokenizer: Literal["bpe", "words"] = "bpe"
     """Sub-words shared by both languages, or the words of each."""
     vocabulary: int = 10_000
@@ -123,7 +125,15 @@ RECIPES: dict[str, Training] = {
         warmup=250,
         peak=4e-3,
     ),
-    "multi30k": Training(corpus="multi30k"),
+    "multi30k": Training(
+        corpus="multi30k",
+        dropout=0.15,
+        norm="pre",
+        max_tokens=1536,
+        updates=5200,
+        warmup=300,
+        peak=4e-3,
+    ),
     "files": Training(corpus="files"),
 }
 
@@ -159,6 +169,8 @@ def model_config(options: Training, shared: bool) -> ModelConfig:
     config = replace(config, max_len=options.max_len, tie="all" if shared else "target")
     if options.layers is not None:
         config = replace(config, N=options.layers)
+    if options.norm is not None:
+        config = replace(config, norm=options.norm)
     return config if options.dropout is None else replace(config, dropout=options.dropout)
 
 
