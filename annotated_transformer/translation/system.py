@@ -87,7 +87,7 @@ class Training:
     dropout: float | None = None
     """Probability of dropping an element, if not the preset's."""
     norm: Literal["post", "pre"] | None = None
-    """Layer normalisation after each residual sum, or before each sub-layer; if not the preset's."""
+    """Normalise after each residual sum, or before each sub-layer; if not as the preset."""
     tokenizer: Literal["bpe", "words"] = "bpe"
     """Sub-words shared by both languages, or the words of each."""
     vocabulary: int = 10_000
