@@ -1,5 +1,6 @@
 # make book   the rendered book, every chapter run        make serve   the same, in a browser
 # make test   everything that is checked                  make clean   forget what was made
+# make benchmark   our speed beside that of others, on this machine
 
 PYTHON  ?= python3
 VENV    := .venv
@@ -12,10 +13,10 @@ RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
 JB      := $(RUN) $(BIN)/jupyter-book build . --quiet
 SERVE   := $(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html
 
-.PHONY: book test serve clean export lint types unit strict browser help
+.PHONY: book test serve benchmark clean export lint types unit strict browser help
 
 help:
-	@sed -n '1,2p' Makefile
+	@sed -n '1,3p' Makefile
 
 $(READY): requirements.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +33,9 @@ book: $(READY)
 serve: book
 	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
 	@$(SERVE) $(PORT)
+
+benchmark: $(READY)
+	@$(BIN)/python -m benchmarks
 
 test: $(READY) export lint types unit strict browser
 	@echo "All checks passed."
