@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -126,10 +125,14 @@ def main() -> None:
         found[task] = measure(task, ["ours", *others], rounds)
         show(task, found[task])
     if options.record:
+        from annotated_transformer.translation.system import commit, processor, versions
+
         record = {
-            "command": f"python -m benchmarks {' '.join(repr(t) for t in options.tasks)}".strip(),
-            "hardware": {"machine": platform.machine(), "cores": os.cpu_count()},
+            "command": shlex.join(["python", "-m", "benchmarks", *options.tasks]),
+            "commit": commit(),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "hardware": processor(),
+            "versions": versions(),
             "tasks": found,
         }
         options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
