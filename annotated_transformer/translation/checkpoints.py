@@ -188,7 +188,7 @@ class System:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the tokenizers: weights make sense only with those of their training."""
+        """SHA-256 of the tokenizers; weights make sense only with those of their training."""
         text = "\n".join(tokenizer.to_json() for tokenizer in self.tokenizers)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -358,7 +358,7 @@ class Verb:
 
     @property
     def infinitive(self) -> str:
-        """Return the dictionary form: *anrufen*."""
+        """Return the form that stands in a dictionary, such as *anrufen*."""
         return self.prefix + self.stem
 
     def finite(self, person: str) -> str:

@@ -77,7 +77,7 @@ class Training:
     """
 
     corpus: str = "grammar"
-    """What to learn from: grammar (embedded, needs no network), multi30k, or files."""
+    """What to learn from, grammar (embedded, needs no network), multi30k, or files."""
     pair: str = "de-en"
     """Source and target language."""
     preset: Literal["tiny", "base", "big"] = "tiny"
