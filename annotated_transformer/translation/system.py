@@ -121,7 +121,7 @@ RECIPES: dict[str, Training] = {
         dropout=0.0,
         vocabulary=1500,
         max_tokens=1024,
-        updates=1100,
+        updates=1400,
         warmup=250,
         peak=4e-3,
     ),
