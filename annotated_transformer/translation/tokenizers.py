@@ -257,13 +257,24 @@ class BPETokenizer:
         return "".join(pieces).removeprefix(" ")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the sub-words; a leading blank is shown as ``▁``."""
+        """Return the sub-words; a leading blank is shown as ``▁``.
+
+        A letter that several tokens share stands in the label of the last of them.
+        """
         labels = []
+        part: list[int] = []  # tokens of a letter that is not complete
         for number in check_numbers(ids, len(self)):
             if number < len(SPECIAL_TOKENS):
                 labels.append(SPECIAL_TOKENS[number])
-            else:
-                labels.append(self._backend.decode([number - len(SPECIAL_TOKENS)]))
+                part = []
+                continue
+            part.append(number - len(SPECIAL_TOKENS))
+            label = self._backend.decode(part)
+            if label.endswith("\ufffd") and len(part) < 4:  # no letter has more than 4 bytes
+                labels.append("")
+                continue
+            labels.append(label)
+            part = []
         return [label.replace(" ", "▁") for label in labels]
 
     def __len__(self) -> int:

@@ -98,7 +98,6 @@ def test_unknown_is_shown() -> None:
 
 def test_labels_show_blanks_and_spell_the_text() -> None:
     for line in lines()[:50]:
-        line = line.translate(str.maketrans("ÄÖÜäöüß", "AOUaous"))  # a token may be half a letter
         assert "".join(bpe().tokens(bpe().encode(line))) == "▁" + line.replace(" ", "▁")
 
 
