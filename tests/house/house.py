@@ -146,7 +146,9 @@ def exercises(text: str, kind: str) -> list[str]:
     return re.findall(pattern, text)
 
 
-LOCAL = re.compile(r"/root/|/home/\w|/Users/\w|/tmp/\w|\.\./shared|localhost:\d|\bTODO\b|\bFIXME\b")
+LOCAL = re.compile(
+    r"/root/|/home/\w|/Users/\w|/tmp/\w|/opt/\w|\.\./shared|localhost:\d|\bTODO\b|\bFIXME\b"
+)
 TEXTS = {".md", ".py", ".yml", ".toml", ".txt", ".cff", ".json", ".css", ".js", ".bib", ""}
 
 
