@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from annotated_transformer.training.loop import update
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.training.speed import prepare_cpu
 from annotated_transformer.translation.decoding import greedy_decode
+from annotated_transformer.translation.steps import packed
 
 Step = Callable[[], object]
 
@@ -63,7 +65,7 @@ def ours(size: Size, task: str) -> Step:
     torch.manual_seed(0)
     model = build_model(size.vocabulary, size.vocabulary, size.config)
     if task == "decode":
-        return decoder(model, size, greedy_decode)
+        return decoder(model, size, greedy_decode, packed(model))  # as ``translate`` does
     batch, optimizer = make_pairs(size), make_adam(model, lr=1e-4)
     return lambda: update(model, [batch], optimizer, smoothing=0.1)
 
@@ -259,9 +261,15 @@ def plain_greedy_decode(
     return ys
 
 
-def decoder(model: nn.Module, size: Size, decode: Callable[..., Tensor]) -> Step:
-    """Return a step that decodes 32 sentences to 60 tokens."""
+def decoder(
+    model: nn.Module,
+    size: Size,
+    decode: Callable[..., Tensor],
+    within: AbstractContextManager[object] | None = None,
+) -> Step:
+    """Return a step that decodes 32 sentences to 60 tokens, in a context that stays open."""
     model.eval()
+    (within or nullcontext()).__enter__()
     batch = make_pairs(size)
     src, mask = batch.src[:32], batch.src_mask[:32]
     return lambda: decode(model, src, mask, 61, BOS)  # the start symbol counts as one

@@ -309,6 +309,13 @@ class EncoderDecoder(nn.Module):
         """Return an empty cache for decoding up to ``capacity`` target positions."""
         return DecoderCache(len(self.decoder.layers), capacity)
 
+    def encode_packed(self, src: Tensor, mask: PackedMask) -> Tensor:
+        """Encode the rows of ``src (batch, m)`` that the mask lays out: ``(rows, d_model)``."""
+        rows = mask.queries
+        x = self.embed(self.src_embed, src.flatten()[rows.index], rows.positions)
+        memory: Tensor = self.encoder(x, mask)
+        return memory
+
     def forward_packed(
         self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor
     ) -> Tensor:
@@ -327,8 +334,7 @@ class EncoderDecoder(nn.Module):
         source, target = Rows(src_keep), Rows(tgt_keep)
         see_source = src_keep.unsqueeze(1)  # (batch, 1, m)
         see_past = subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)
-        x = self.embed(self.src_embed, src.flatten()[source.index], source.positions)
-        memory = self.encoder(x, PackedMask(see_source, source, source))
+        memory = self.encode_packed(src, PackedMask(see_source, source, source))
         x = self.embed(self.tgt_embed, tgt.flatten()[target.index], target.positions)
         cross = PackedMask(see_source, target, source)
         y: Tensor = self.decoder(x, memory, cross, PackedMask(see_past, target, target))

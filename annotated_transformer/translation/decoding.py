@@ -14,6 +14,7 @@ from annotated_transformer.model.attention import padding_mask, subsequent_mask
 from annotated_transformer.model.embeddings import PositionalEncoding, check_length
 from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS, PAD
+from annotated_transformer.translation.steps import most_probable, start_steps
 
 
 @torch.no_grad()
@@ -74,25 +75,33 @@ def greedy_decode(
     ys[:, 0] = start_symbol
     if not batch or max_len == 1:
         return ys[:, :1]
-    memory, cache = model.encode(src, src_mask), model.cache(max_len - 1)
-    src_mask = src_mask.expand(batch, -1, -1)
+    steps = start_steps(model, src, src_mask, max_len - 1)
     limits = torch.full_like(ys[:, 0], max_len) if limits is None else limits
     rows = torch.arange(batch, device=src.device)  # sentences that are not finished
-    token, going = ys[:, :1], limits > 1
+    token, going = ys[:, 0], limits > 1
     for step in range(1, max_len):
-        if not going.all():  # finished sentences leave the batch
-            left = going.nonzero()[:, 0]
-            rows, token, memory, src_mask = rows[left], token[left], memory[left], src_mask[left]
-            cache.select(left)
-        if not len(rows):
+        left = going.nonzero()[:, 0]
+        if not len(left):
             return ys[:, :step]
-        out = model.decode(memory, src_mask, token, None, cache)  # (sentences, 1, d_model)
-        token = model.generator.proj(out[:, -1]).argmax(dim=-1, keepdim=True)
-        ys[rows, step] = token[:, 0]
-        going = limits[rows] > step + 1
+        if (size := round_up(len(left))) < len(rows):  # finished sentences leave the batch
+            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
+            rows, token, going = rows[left], token[left], going[left]
+            steps.select(left)
+        token = most_probable(steps(token))
+        ys[rows, step] = token.where(going, pad)
+        going &= limits[rows] > step + 1
         if end_symbol is not None:
-            going &= token[:, 0] != end_symbol
+            going &= token != end_symbol
     return ys
+
+
+def round_up(count: int) -> int:
+    """Return the next number of the form 2^k or 3 * 2^k, at least ``count``.
+
+    Defined in: book/translation/decoding.md
+    """
+    power = 1 << max(0, count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
 def positions(model: EncoderDecoder) -> int:

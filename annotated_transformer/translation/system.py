@@ -52,6 +52,7 @@ from annotated_transformer.translation.checkpoints import (
 )
 from annotated_transformer.translation.corpora import CorpusError, ParallelText
 from annotated_transformer.translation.decoding import greedy_search
+from annotated_transformer.translation.steps import packed
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
     Tokenizer,
@@ -513,7 +514,8 @@ def translate_lines(
     out = [""] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]
     order = token_batches(lengths, max(max_tokens, limit + 1), shuffle=False)
-    with tqdm(total=len(full), unit="line", disable=not progress, file=sys.stderr) as bar:
+    bar = tqdm(total=len(full), unit="line", disable=not progress, file=sys.stderr)
+    with bar, packed(system.model):
         for batch in order:
             found = greedy_search(system.model, [ids[full[i]] for i in batch], limit)
             for i, tokens in zip(batch, found, strict=True):

@@ -1,0 +1,407 @@
+"""One decoding step for many sentences, readable and fast (section 3.1).
+
+Defined in the chapter *A decoding step* (book/translation/steps.md).
+"""
+
+# Written from book/translation/steps.md: edit the chapter instead.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from annotated_transformer.model.embeddings import (
+    Embeddings,
+    LearnedPositions,
+    PositionalEncoding,
+)
+from annotated_transformer.model.layers import (
+    Dropout,
+    PositionwiseFeedForward,
+    SublayerConnection,
+)
+from annotated_transformer.model.multi_head import MultiHeadedAttention, PackedMask, Rows
+from annotated_transformer.model.transformer import (
+    Decoder,
+    DecoderLayer,
+    EncoderDecoder,
+    Generator,
+)
+
+
+class Steps(Protocol):
+    """What decodes one more position of each sentence.
+
+    Defined in: book/translation/steps.md
+    """
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Take the newest token of each sentence ``(rows,)``; return logits ``(rows, vocab)``."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the given sentences ``(rows,)``, in that order."""
+
+
+class CachedSteps:
+    """Steps by the model's own modules and caches: any model, any device.
+
+    Args:
+        model: In evaluation mode.
+        memory: The encoder's output ``(rows, m, d_model)``.
+        src_mask: Boolean ``(rows, 1, m)``, true at real tokens.
+        capacity: Most target positions.
+
+    Defined in: book/translation/steps.md
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, memory: Tensor, src_mask: Tensor, capacity: int
+    ) -> None:
+        self.model, self.memory, self.src_mask = model, memory, src_mask
+        self.cache = model.cache(capacity)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``."""
+        x = self.model.decode(self.memory, self.src_mask, tokens.unsqueeze(1), None, self.cache)
+        logits: Tensor = self.model.generator.proj(x[:, -1])
+        return logits
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the given sentences ``(rows,)``, in that order."""
+        self.memory, self.src_mask = self.memory[rows], self.src_mask[rows]
+        self.cache.select(rows)
+
+
+class PackedLinear:
+    """``x W^T + b`` in one call to oneDNN, with the matrix rearranged once.
+
+    Args:
+        weight: ``(outputs, inputs)``, float32 on a CPU.
+        bias: ``(outputs,)``.
+
+    Defined in: book/translation/steps.md
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), FEW)
+        self.bias = bias.detach()
+
+    def __call__(self, x: Tensor, then: Literal["none", "relu"] = "none") -> Tensor:
+        """Multiply ``x (rows, inputs)``, then apply ReLU if wanted: ``(rows, outputs)``."""
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        y: Tensor = multiply(x, self.weight, self.bias, then, [], "")
+        return y
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Multiply, and add a residual ``(rows, outputs)``."""
+        multiply = torch.ops.mkldnn._linear_pointwise.binary
+        y: Tensor = multiply(x, residual, self.weight, self.bias, "add")
+        return y
+
+
+FEW = 32  # rows to be expected; any number works
+
+
+def attend_once(
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None
+) -> Tensor:
+    """Attention of a single query, for each sentence and head.
+
+    Args:
+        query: ``(pairs, 1, d_k)``, divided by the square root of ``d_k``; a pair is a sentence
+            and a head.
+        keys: ``(pairs, m, d_k)``.
+        values: ``(pairs, m, d_v)``.
+        hidden: Broadcasts to ``(pairs, 1, m)``: minus infinity at what must not be seen, else
+            zero; something must be seen.
+
+    Returns:
+        The weighted values ``(pairs, 1, d_v)``.
+
+    Defined in: book/translation/steps.md
+    """
+    keys = keys.transpose(1, 2)
+    scores = torch.bmm(query, keys) if hidden is None else torch.baddbmm(hidden, query, keys)
+    return torch.bmm(scores.softmax(-1), values)
+
+
+def _scaled(attention: MultiHeadedAttention, parameter: Tensor) -> Tensor:
+    """Divide the part of the input projection that makes queries by the square root of d_k.
+
+    Defined in: book/translation/steps.md
+    """
+    q, *others = parameter.detach().split(attention.sizes)
+    return torch.cat([q * attention.d_k**-0.5, *others])
+
+
+class _PackedLayer:
+    """The weights of a decoder layer, as single positions want them.
+
+    Defined in: book/translation/steps.md
+    """
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        own, source, network = layer.self_attn, layer.src_attn, layer.feed_forward
+        self.h, self.d_k, self.d_v = own.h, own.d_k, own.d_v
+        self.sizes, queries = own.sizes, source.sizes[0]
+        self.pre = layer.norm == "pre"
+        self.norms = [c.norm for c in cast(Iterable[SublayerConnection], layer.sublayer)]
+        weight, bias = (_scaled(own, p) for p in (own.in_proj.weight, own.in_proj.bias))
+        self.project = PackedLinear(weight, bias)
+        self.mix = PackedLinear(own.out_proj.weight, own.out_proj.bias)
+        weight, bias = (_scaled(source, p) for p in (source.in_proj.weight, source.in_proj.bias))
+        self.ask = PackedLinear(weight[:queries], bias[:queries])
+        self.keep = PackedLinear(weight[queries:], bias[queries:])
+        self.mix_source = PackedLinear(source.out_proj.weight, source.out_proj.bias)
+        self.widen = PackedLinear(network.w_1.weight, network.w_1.bias)
+        self.narrow = PackedLinear(network.w_2.weight, network.w_2.bias)
+
+    def before(self, i: int, x: Tensor) -> Tensor:
+        """Normalise the input of the sub-layer ``i``, with norms before the sub-layers."""
+        return self.normalise(i, x) if self.pre else x
+
+    def after(self, i: int, x: Tensor) -> Tensor:
+        """Normalise the sum after the sub-layer ``i``, with norms after the sub-layers."""
+        return x if self.pre else self.normalise(i, x)
+
+    def normalise(self, i: int, x: Tensor) -> Tensor:
+        """Apply the norm of the sub-layer ``i``."""
+        n = self.norms[i]
+        return torch.layer_norm(x, n.normalized_shape, n.weight, n.bias, n.eps)
+
+
+class _KeptLayer:
+    """Keys and values of one layer, and its step.
+
+    Defined in: book/translation/steps.md
+    """
+
+    def __init__(self, weights: _PackedLayer, memory: Tensor, rows: Rows) -> None:
+        self.weights, h, sizes = weights, weights.h, weights.sizes
+        k, v = rows.unpack(weights.keep(memory)).split(sizes[1:], dim=-1)  # (rows, m, h * d)
+        k, v = (x.unflatten(2, (h, -1)).transpose(1, 2).contiguous() for x in (k, v))
+        self.source_keys, self.source_values = k, v  # (rows, h, m, d)
+        self.keys = k.new_empty(len(k), h, 0, weights.d_k)  # of the target, with room for more
+        self.values = v.new_empty(len(v), h, 0, weights.d_v)
+
+    def step(self, x: Tensor, position: int, hidden: Tensor) -> Tensor:
+        """Decode ``x (rows, d_model)`` at a position; same shape."""
+        w = self.weights
+        x = w.after(0, w.mix.add(self.to_target(w.before(0, x), position), x))
+        x = w.after(1, w.mix_source.add(self.to_source(w.before(1, x), hidden), x))
+        return w.after(2, w.narrow.add(w.widen(w.before(2, x), "relu"), x))
+
+    def to_target(self, x: Tensor, position: int) -> Tensor:
+        """Attend to this position and those before it: ``(rows, h * d_v)``."""
+        w, rows, end = self.weights, x.size(0), position + 1
+        q, k, v = w.project(x).split(w.sizes, dim=1)
+        if self.keys.size(2) < end:
+            everyone = torch.arange(rows)
+            self.keys = _selected(self.keys, everyone, position)
+            self.values = _selected(self.values, everyone, position)
+        self.keys[:, :, position] = k.view(rows, w.h, -1)
+        self.values[:, :, position] = v.view(rows, w.h, -1)
+        keys, values = self.keys[:, :, :end].flatten(0, 1), self.values[:, :, :end].flatten(0, 1)
+        return attend_once(q.reshape(rows * w.h, 1, -1), keys, values).view(rows, -1)
+
+    def to_source(self, x: Tensor, hidden: Tensor) -> Tensor:
+        """Attend to the source: ``(rows, h * d_v)``."""
+        w, rows = self.weights, x.size(0)
+        q = w.ask(x).view(rows * w.h, 1, -1)
+        keys, values = self.source_keys.flatten(0, 1), self.source_values.flatten(0, 1)
+        return attend_once(q, keys, values, hidden).view(rows, -1)
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """Keep the given sentences; ``length`` positions are in use."""
+        self.source_keys = self.source_keys.index_select(0, rows)
+        self.source_values = self.source_values.index_select(0, rows)
+        self.keys = _selected(self.keys, rows, length)
+        self.values = _selected(self.values, rows, length)
+
+
+ROOM = 16  # positions
+
+
+def _selected(block: Tensor, rows: Tensor, length: int) -> Tensor:
+    """Take rows of ``block (rows, h, positions, d)`` up to ``length``, with room for more.
+
+    Defined in: book/translation/steps.md
+    """
+    new = block.new_empty(len(rows), block.size(1), length + ROOM, block.size(3))
+    new[:, :, :length] = block[:, :, :length].index_select(0, rows)
+    return new
+
+
+class PackedDecoder:
+    """The weights of a model's decoder, rearranged for steps of few rows.
+
+    Args:
+        model: One for which :func:`can_pack` holds.
+
+    Defined in: book/translation/steps.md
+    """
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self.versions = _versions(model)
+        layers = cast(Iterable[DecoderLayer], model.decoder.layers)
+        self.layers = [_PackedLayer(layer) for layer in layers]
+        self.norm = model.decoder.norm
+        self.generator = PackedLinear(model.generator.proj.weight, model.generator.proj.bias)
+        encoding = model.tgt_embed[1]
+        assert isinstance(encoding, PositionalEncoding)
+        self.embed, self.positions = model.tgt_embed[0], encoding.pe[0]  # (max_len, d_model)
+
+
+def _versions(model: EncoderDecoder) -> list[int]:
+    """Return PyTorch's counts of changes to the parameters.
+
+    Defined in: book/translation/steps.md
+    """
+    return [p._version for p in model.parameters()]
+
+
+class PackedSteps:
+    """As ``CachedSteps``, by fewer and faster operations; float32 throughout.
+
+    Args:
+        decoder: Rearranged weights.
+        memory: The encoder's output ``(rows, m, d_model)``.
+        src_mask: Boolean ``(rows, 1, m)``, true at real tokens, and somewhere in each row.
+
+    Defined in: book/translation/steps.md
+    """
+
+    @torch.inference_mode()
+    def __init__(self, decoder: PackedDecoder, memory: Tensor, src_mask: Tensor) -> None:
+        self.decoder, self.length = decoder, 0
+        rows = Rows(src_mask[:, 0])
+        packed = rows.pack(memory)
+        self.layers = [_KeptLayer(w, packed, rows) for w in decoder.layers]
+        hidden = memory.new_zeros(src_mask.shape).masked_fill_(~src_mask, -math.inf)
+        self.hidden = hidden.repeat_interleave(decoder.layers[0].h, 0)  # (rows * h, 1, m)
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``."""
+        setting = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            x = self.decoder.embed(tokens) + self.decoder.positions[self.length]
+            for layer in self.layers:
+                x = layer.step(x, self.length, self.hidden)
+            self.length += 1
+            logits: Tensor = self.decoder.generator(self.decoder.norm(x))
+            return logits
+        finally:
+            torch.set_float32_matmul_precision(setting)
+
+    @torch.inference_mode()
+    def select(self, rows: Tensor) -> None:
+        """Keep the given sentences ``(rows,)``, in that order."""
+        self.hidden = self.hidden.unflatten(0, (-1, self.decoder.layers[0].h))[rows].flatten(0, 1)
+        for layer in self.layers:
+            layer.select(rows, self.length)
+
+
+OURS = (
+    *(Decoder, DecoderLayer, MultiHeadedAttention, PositionwiseFeedForward, SublayerConnection),
+    *(Embeddings, PositionalEncoding, LearnedPositions, Generator, Dropout),
+    *(nn.Linear, nn.LayerNorm, nn.Identity, nn.Dropout, nn.Embedding),
+    *(nn.ModuleList, nn.Sequential),
+)
+
+
+def can_pack(model: EncoderDecoder) -> bool:
+    """Whether ``PackedSteps`` computes what the model's own modules would.
+
+    Defined in: book/translation/steps.md
+    """
+    stacks = (model.tgt_embed, model.decoder, model.generator)
+    parts = [module for stack in stacks for module in stack.modules()]
+    weights = [p for stack in stacks for p in stack.parameters()]
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and not torch.is_autocast_enabled("cpu")
+        and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in weights)
+        and all(type(m) in OURS and not m.training for m in parts)
+        and not any(m._forward_hooks or m._forward_pre_hooks for m in parts)
+        and not any(isinstance(m, MultiHeadedAttention) and m.keep_weights for m in parts)
+    )
+
+
+_kept: WeakKeyDictionary[EncoderDecoder, PackedDecoder | None] = WeakKeyDictionary()
+
+
+@contextmanager
+def packed(model: EncoderDecoder) -> Iterator[None]:
+    """Keep the rearranged weights of a model between calls, while its weights do not change.
+
+    Defined in: book/translation/steps.md
+    """
+    _kept[model] = None
+    try:
+        yield
+    finally:
+        del _kept[model]
+
+
+def _packed_decoder(model: EncoderDecoder) -> PackedDecoder:
+    """Return the rearranged weights, kept ones if there are any and nothing has changed.
+
+    Defined in: book/translation/steps.md
+    """
+    decoder = _kept.get(model)
+    if decoder is None or decoder.versions != _versions(model):
+        decoder = PackedDecoder(model)
+        if model in _kept:
+            _kept[model] = decoder
+    return decoder
+
+
+@torch.no_grad()
+def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, capacity: int) -> Steps:
+    """Encode sentences, without their padding, and return what decodes them.
+
+    Args:
+        model: In evaluation mode, else dropout is at work.
+        src: Source tokens ``(rows, m)``.
+        src_mask: Broadcasts to ``(rows, 1, m)``, true (or nonzero) at real tokens.
+        capacity: Most target positions.
+
+    Defined in: book/translation/steps.md
+    """
+    mask = (src_mask != 0).expand(src.size(0), 1, -1)
+    rows = Rows(mask[:, 0])
+    memory = rows.unpack(model.encode_packed(src, PackedMask(mask, rows, rows)))
+    if can_pack(model) and bool(mask.any(-1).all()):
+        return PackedSteps(_packed_decoder(model), memory, mask)
+    return CachedSteps(model, memory, mask, capacity)
+
+
+CHUNK = 64
+
+
+def most_probable(logits: Tensor) -> Tensor:
+    """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, found in chunks: ``(rows,)``.
+
+    Defined in: book/translation/steps.md
+    """
+    size = logits.size(1)
+    chunks = size // CHUNK
+    if logits.device.type != "cpu" or chunks < 4:
+        return logits.argmax(-1)
+    tops = logits[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK)).amax(-1)  # (rows, chunks)
+    start: Tensor = tops.argmax(-1, keepdim=True) * CHUNK
+    found = start + logits.gather(1, start + torch.arange(CHUNK)).argmax(-1, keepdim=True)
+    if chunks * CHUNK < size:  # what the last chunk leaves
+        rest, place = logits[:, chunks * CHUNK :].max(-1, keepdim=True)
+        found = torch.where(rest > logits.gather(1, found), place + chunks * CHUNK, found)
+    return found.squeeze(1)

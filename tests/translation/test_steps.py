@@ -1,0 +1,205 @@
+"""Tests of decoding steps: the fast one is the readable one, for every model that it takes."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.transformer import EncoderDecoder, make_model
+from annotated_transformer.notation import BOS
+from annotated_transformer.translation import steps as module
+from annotated_transformer.translation.decoding import greedy_decode, greedy_decode_uncached
+from annotated_transformer.translation.steps import (
+    CHUNK,
+    ROOM,
+    CachedSteps,
+    PackedSteps,
+    attend_once,
+    can_pack,
+    most_probable,
+    packed,
+    start_steps,
+)
+
+VOCAB = 300
+needs_onednn = pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
+    reason="this PyTorch has no oneDNN",
+)
+
+
+def model(seed: int = 0, **options: object) -> EncoderDecoder:
+    torch.manual_seed(seed)
+    sizes = {"N": 2, "d_model": 16, "d_ff": 24, "h": 2, "max_len": 60, "tie": "none", **options}
+    made = make_model(VOCAB, VOCAB, **sizes).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))  # biases and gains, too
+    return made
+
+
+def block(seed: int, rows: int, m: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, m + 1, (rows, 1), generator=chance)
+    src = torch.randint(4, VOCAB, (rows, m), generator=chance)
+    return src, (torch.arange(m) < lengths).unsqueeze(1)
+
+
+def readable(net: EncoderDecoder, src: torch.Tensor, mask: torch.Tensor) -> CachedSteps:
+    """The oracle: whole blocks, the model's modules, in float64."""
+    net = copy.deepcopy(net).double()
+    with torch.no_grad():
+        return CachedSteps(net, net.encode(src, mask), mask, 60)
+
+
+@needs_onednn
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 6),
+    st.integers(1, ROOM + 3),
+    st.sampled_from(["post", "pre"]),
+    st.sampled_from(["sinusoid", "learned"]),
+    st.sampled_from([{}, {"h": 4}, {"d_k": 5, "d_v": 3}, {"h": 3, "d_k": 6, "d_v": 6}]),
+    st.data(),
+)
+def test_fast_is_readable(seed, rows, length, norm, kind, sizes, data):
+    net = model(seed, norm=norm, positions=kind, **sizes)
+    src, mask = block(seed, rows)
+    fast, slow = start_steps(net, src, mask, length), readable(net, src, mask)
+    assert isinstance(fast, PackedSteps)
+    for _ in range(length):
+        tokens = torch.randint(4, VOCAB, (rows,))
+        found, expected = fast(tokens), slow(tokens)
+        assert found.shape == (rows, VOCAB)
+        assert torch.allclose(found.double(), expected, rtol=1e-4, atol=1e-4)
+        if data.draw(st.booleans()):  # sentences leave, change places, or come twice
+            kept = torch.tensor(
+                data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6))
+            )
+            fast.select(kept)
+            slow.select(kept)
+            rows = len(kept)
+
+
+@needs_onednn
+def test_the_comparison_notices_a_wrong_step(monkeypatch):
+    net, (src, mask) = model(), block(0, 3)
+    slow = readable(net, src, mask)(torch.tensor([4, 5, 6]))
+    monkeypatch.setattr(module, "_scaled", lambda attention, parameter: parameter.detach())
+    fast = start_steps(net, src, mask, 4)(torch.tensor([4, 5, 6]))
+    assert not torch.allclose(fast.double(), slow, rtol=1e-4, atol=1e-4)
+
+
+@needs_onednn
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9))
+def test_greedy_decoding_by_fast_steps_is_the_plain_loop(seed, rows):
+    net = model(seed)
+    src, mask = block(seed, rows)
+    plain = greedy_decode_uncached(net, src, mask, 20, BOS)
+    assert torch.equal(greedy_decode(net, src, mask, 20, BOS), plain)
+
+
+@needs_onednn
+def test_products_stay_float32_and_the_setting_is_put_back():
+    net, (src, mask) = model(), block(0, 3)
+    fast = start_steps(net, src, mask, 4)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        fast(torch.tensor([4, 5, 6]))
+        assert torch.get_float32_matmul_precision() == "medium"
+        with pytest.raises(IndexError):
+            fast(torch.tensor([VOCAB, 5, 6]))  # no such token
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_what_is_not_ours_or_not_at_rest_takes_the_readable_step():
+    src, mask = block(1, 2)
+    cases = {
+        "training": model().train(),
+        "float64": model().double(),
+        "kept weights": model(),
+        "hook": model(),
+        "another module": model(),
+    }
+    cases["kept weights"].decoder.layers[1].src_attn.keep_weights = True
+    cases["hook"].decoder.layers[0].register_forward_hook(lambda *_: None)
+    cases["another module"].decoder.layers[0].feed_forward.w_1 = torch.nn.Sequential(
+        torch.nn.Linear(16, 24)
+    )
+    for name, net in cases.items():
+        assert not can_pack(net), name
+        assert isinstance(start_steps(net, src, mask, 3), CachedSteps), name
+        assert start_steps(net, src, mask, 3)(torch.tensor([4, 5])).isfinite().all(), name
+
+
+def test_a_source_without_tokens_takes_the_readable_step():
+    src, mask = block(1, 2)
+    mask = mask & torch.tensor([True, False])[:, None, None]
+    steps = start_steps(model(), src, mask, 3)
+    assert isinstance(steps, CachedSteps)
+    assert steps(torch.tensor([4, 5])).isfinite().all()
+
+
+@needs_onednn
+def test_kept_weights_are_rearranged_once_and_again_after_a_change(monkeypatch):
+    net, (src, mask) = model(), block(0, 2)
+    made, original = [], module.PackedDecoder
+    monkeypatch.setattr(module, "PackedDecoder", lambda m: made.append(m) or original(m))
+    tokens = torch.tensor([4, 5])
+    with packed(net):
+        first = start_steps(net, src, mask, 2)(tokens)
+        start_steps(net, src, mask, 2)
+        assert len(made) == 1
+        with torch.no_grad():
+            net.decoder.layers[0].feed_forward.w_1.weight.mul_(2)
+        second = start_steps(net, src, mask, 2)(tokens)
+        assert len(made) == 2
+        assert not torch.allclose(first, second)
+    start_steps(net, src, mask, 2)
+    assert len(made) == 3
+    assert not module._kept
+
+
+def test_outputs_can_be_changed_and_used_in_training():
+    net, (src, mask) = model(), block(0, 2)
+    out = greedy_decode(net, src, mask, 5, BOS)
+    out[0, 1] = 7
+    net.train()
+    loss = net.generator(net(src, out, mask, torch.ones(1, 5, 5).tril().bool())).sum()
+    loss.backward()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.one_of(st.integers(1, 9), st.integers(3 * CHUNK, 6 * CHUNK)),
+    st.booleans(),
+)
+def test_most_probable_is_argmax(seed, rows, width, ties):
+    logits = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+    logits = logits.round() if ties else logits
+    assert torch.equal(most_probable(logits), logits.argmax(-1))
+    assert torch.equal(most_probable(-logits), (-logits).argmax(-1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 9), st.integers(1, 5))
+def test_one_query_is_attention(seed, pairs, m, d_k):
+    torch.manual_seed(seed)
+    q, k = torch.randn(pairs, 1, d_k).double(), torch.randn(pairs, m, d_k).double()
+    v, seen = torch.randn(pairs, m, 3).double(), torch.rand(pairs, 1, m) < 0.6
+    seen[..., 0] = True
+    hidden = torch.zeros(pairs, 1, m).double().masked_fill(~seen, -math.inf)
+    expected = attention(q, k, v, seen)[0]
+    assert torch.allclose(attend_once(q / d_k**0.5, k, v, hidden), expected, atol=1e-12)
+    everything = attention(q, k, v)[0]
+    assert torch.allclose(attend_once(q / d_k**0.5, k, v), everything, atol=1e-12)
