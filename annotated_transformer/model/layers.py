@@ -7,11 +7,13 @@ Defined in the chapter *Feed-forward networks, residuals and norms* (book/model/
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from annotated_transformer.model.multi_head import Linear
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Norm = Literal["post", "pre"]
@@ -30,24 +32,6 @@ def keep_mask(x: Tensor, p: float) -> Tensor:
     bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
     keep: Tensor = bits >= round(p * LEVELS) - LEVELS // 2
     return keep
-
-
-class _ScaledMask(torch.autograd.Function):
-    """``x * keep * scale``, with no other record than the mask.
-
-    Defined in: book/model/layers.md
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(keep)
-        ctx.scale = scale
-        return (x * keep).mul_(scale)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (keep,) = ctx.saved_tensors
-        return (grad * keep).mul_(ctx.scale), None, None
 
 
 class Dropout(nn.Module):
@@ -75,10 +59,7 @@ class Dropout(nn.Module):
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
         kept = 1 - round(self.p * LEVELS) / LEVELS
-        y: Tensor = _ScaledMask.apply(  # type: ignore[no-untyped-call]
-            x, keep_mask(x, self.p), 1 / kept
-        )
-        return y
+        return x * keep_mask(x, self.p).to(x.dtype).mul_(1 / kept)
 
     def extra_repr(self) -> str:
         """Show the probability."""
@@ -98,8 +79,8 @@ class PositionwiseFeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.1) -> None:
         super().__init__()
-        self.w_1 = nn.Linear(d_model, d_ff)
-        self.w_2 = nn.Linear(d_ff, d_model)
+        self.w_1 = Linear(d_model, d_ff)
+        self.w_2 = Linear(d_ff, d_model)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,14 +7,16 @@ Defined in the chapter *Multi-head attention* (book/model/multi_head.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from annotated_transformer.model.attention import attention, fused_attention
+from annotated_transformer.model.attention import SHORT, attention, fused_attention
 
 
 class _Gather(torch.autograd.Function):
@@ -64,6 +66,7 @@ class Rows:
     def __init__(self, keep: Tensor) -> None:
         self.shape = (keep.size(0), keep.size(1))
         self.index = keep.flatten().nonzero().squeeze(1)  # (rows,)
+        self._pieces: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     @property
     def positions(self) -> Tensor:
@@ -81,6 +84,37 @@ class Rows:
         padded: Tensor = _Scatter.apply(x, self.index, batch * length)  # type: ignore[no-untyped-call]
         return padded.view(batch, length, *x.shape[1:])
 
+    def pieces(self, parts: int, h: int) -> tuple[Tensor, Tensor]:
+        """Number the pieces of rows that are cut into ``parts`` of ``h`` heads each.
+
+        Returns:
+            For ``(parts, batch, h, length)``, the piece that belongs there, padding taking those
+            of the first row; and for ``(rows, parts, h)``, where each piece went. Both flat.
+        """
+        if (parts, h) not in self._pieces:
+            (batch, length), device = self.shape, self.index.device
+            row = torch.zeros(batch * length, dtype=torch.long, device=device)
+            row[self.index] = torch.arange(len(self.index), device=device)
+            piece = torch.arange(parts * h, device=device).view(parts, 1, h, 1)
+            taken = row.view(batch, 1, length) * (parts * h) + piece  # (parts, batch, h, length)
+            place = torch.arange(taken.numel(), device=device).view_as(taken)
+            place = place.permute(1, 3, 0, 2).flatten(0, 1)[self.index]  # (rows, parts, h)
+            self._pieces[parts, h] = taken.flatten(), place.flatten()
+        return self._pieces[parts, h]
+
+    def split(self, x: Tensor, parts: int, h: int) -> Tensor:
+        """Cut ``x (rows, parts * h * d)`` into ``(parts, batch * h, length, d)``."""
+        batch, length = self.shape
+        d = x.size(1) // (parts * h)
+        y = x.reshape(-1, d).index_select(0, self.pieces(parts, h)[0])
+        return y.view(parts, batch * h, length, d)
+
+    def join(self, y: Tensor, h: int) -> Tensor:
+        """Undo ``split``: ``(parts, batch * h, length, d)`` to ``(rows, parts * h * d)``."""
+        parts, d = y.size(0), y.size(3)
+        pieces = y.reshape(-1, d).index_select(0, self.pieces(parts, h)[1])
+        return pieces.view(-1, parts * h * d)
+
 
 @dataclass(frozen=True)
 class PackedMask:
@@ -92,6 +126,82 @@ class PackedMask:
     mask: Tensor  # (batch, 1 or n, m), true = may attend
     queries: Rows
     keys: Rows
+    _biases: dict[tuple[int, torch.dtype], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @cached_property
+    def all_see(self) -> bool:
+        """Whether there are queries, and each may attend to something."""
+        return len(self.queries.index) > 0 and bool(self.mask.any(dim=-1).all())
+
+    def bias(self, h: int, dtype: torch.dtype) -> Tensor:
+        """Return what to add to the scores ``(batch * h, n, m)``, kept for the next layer."""
+        if (h, dtype) not in self._biases:
+            bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            bias = bias.masked_fill_(~self.mask, torch.finfo(dtype).min).unsqueeze(1)
+            n, m = self.queries.shape[1], self.keys.shape[1]
+            self._biases[h, dtype] = bias.expand(-1, h, n, m).reshape(-1, n, m)
+        return self._biases[h, dtype]
+
+
+class _PackedAttention(torch.autograd.Function):
+    """Attention of packed rows ``(rows, 3 * h * d)``, or of rows to a memory's ``2 * h * d``.
+
+    Defined in: book/model/multi_head.md
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, memory: Tensor | None, mask: PackedMask, h: int) -> Tensor:
+        if memory is None:
+            q, k, v = mask.queries.split(x, 3, h)  # each (batch * h, length, d)
+        else:
+            (q,), (k, v) = mask.queries.split(x, 1, h), mask.keys.split(memory, 2, h)
+        bias = mask.bias(h, q.dtype)
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.size(-1) ** -0.5)
+        weights = scores.softmax(dim=-1)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.mask, ctx.h, ctx.own = mask, h, memory is None
+        return mask.queries.join(torch.bmm(weights, v).unsqueeze(0), h)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights = ctx.saved_tensors
+        mask, h, scale = ctx.mask, ctx.h, q.size(-1) ** -0.5
+        places = mask.queries.pieces(1, h)[1]
+        g = grad.new_zeros(q.shape)
+        g.view(-1, q.size(-1)).index_copy_(0, places, grad.reshape(-1, q.size(-1)))
+        scores = torch.bmm(g, v.transpose(1, 2))  # the gradient of the weights, then of the scores
+        scores.sub_((scores * weights).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
+        keys_values = k.new_empty(2, *k.shape)
+        torch.bmm(scores.transpose(1, 2), q, out=keys_values[0])
+        torch.bmm(weights.transpose(1, 2), g, out=keys_values[1])
+        queries = torch.bmm(scores, k).unsqueeze(0)
+        if ctx.own:
+            return mask.queries.join(torch.cat([queries, keys_values]), h), None, None, None
+        return mask.queries.join(queries, h), mask.keys.join(keys_values, h), None, None
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return ``F.linear(x, weight, bias)``; packed rows are multiplied before the bias is added.
+
+    Defined in: book/model/multi_head.md
+    """
+    if x.dim() == 2 and x.device.type == "cpu":
+        return torch.mm(x, weight.t()).add_(bias)
+    return F.linear(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    """``torch.nn.Linear`` by :func:`affine`.
+
+    Defined in: book/model/multi_head.md
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply ``x (..., in_features)`` and add the bias: ``(..., out_features)``."""
+        return affine(x, self.weight, self.bias)
 
 
 class KeyValueCache:
@@ -181,8 +291,8 @@ class MultiHeadedAttention(nn.Module):
         self.d_k = d_model // h if d_k is None else d_k
         self.d_v = d_model // h if d_v is None else d_v
         self.sizes = (h * self.d_k, h * self.d_k, h * self.d_v)
-        self.in_proj = nn.Linear(d_model, sum(self.sizes))  # W^Q, W^K, W^V of every head
-        self.out_proj = nn.Linear(h * self.d_v, d_model)  # W^O
+        self.in_proj = Linear(d_model, sum(self.sizes))  # W^Q, W^K, W^V of every head
+        self.out_proj = Linear(h * self.d_v, d_model)  # W^O
         self.dropout = nn.Dropout(dropout)
         self.keep_weights = False
         self.attn: Tensor | None = None  # (batch, h, n, m), if keep_weights
@@ -207,6 +317,9 @@ class MultiHeadedAttention(nn.Module):
         Returns:
             Shape of ``query``.
         """
+        if isinstance(mask, PackedMask) and key is value and cache is None and self.at_once(mask):
+            rows: Tensor = self.out_proj(self.attend_packed(query, key, mask))
+            return rows
         q, k, v = self.project(query, key, value, mask, cache)
         heads = mask.mask if isinstance(mask, PackedMask) else mask
         if heads is not None:
@@ -216,6 +329,23 @@ class MultiHeadedAttention(nn.Module):
         if isinstance(mask, PackedMask):
             x = mask.queries.pack(x)
         y: Tensor = self.out_proj(x)
+        return y
+
+    def at_once(self, mask: PackedMask) -> bool:
+        """Whether packed rows are attended to without the detour over padded batches."""
+        plain = not self.keep_weights and not (self.training and self.dropout.p > 0)
+        short = mask.keys.shape[1] <= SHORT and mask.mask.device.type == "cpu"
+        return plain and short and self.d_k == self.d_v and mask.all_see
+
+    def attend_packed(self, query: Tensor, key: Tensor, mask: PackedMask) -> Tensor:
+        """Attend from rows to rows, ``(rows, d_model)`` to ``(rows, h * d_v)``."""
+        if query is key:
+            x, memory = self.in_proj(query), None
+        else:
+            weight, bias, n = self.in_proj.weight, self.in_proj.bias, self.sizes[0]
+            x = affine(query, weight[:n], bias[:n])
+            memory = affine(key, weight[n:], bias[n:])
+        y: Tensor = _PackedAttention.apply(x, memory, mask, self.h)  # type: ignore[no-untyped-call]
         return y
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ from annotated_transformer.model.layers import (
     PositionwiseFeedForward,
     SublayerConnection,
 )
-from annotated_transformer.model.multi_head import MultiHeadedAttention, PackedMask, Rows
+from annotated_transformer.model.multi_head import Linear, MultiHeadedAttention, PackedMask, Rows
 from annotated_transformer.model.transformer import (
     Decoder,
     DecoderLayer,
@@ -313,7 +313,7 @@ class PackedSteps:
 OURS = (
     *(Decoder, DecoderLayer, MultiHeadedAttention, PositionwiseFeedForward, SublayerConnection),
     *(Embeddings, PositionalEncoding, LearnedPositions, Generator, Dropout),
-    *(nn.Linear, nn.LayerNorm, nn.Identity, nn.Dropout, nn.Embedding),
+    *(Linear, nn.Linear, nn.LayerNorm, nn.Identity, nn.Dropout, nn.Embedding),
     *(nn.ModuleList, nn.Sequential),
 )
 
