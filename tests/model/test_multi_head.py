@@ -13,6 +13,7 @@ from annotated_transformer.model.multi_head import (
     MultiHeadedAttention,
     PackedMask,
     Rows,
+    affine,
 )
 
 seeds = st.integers(0, 2**31)
@@ -127,6 +128,42 @@ def test_pack_and_unpack_are_inverse_and_adjoint(lengths, seed):
     assert rows.positions.tolist() == [i for n in lengths for i in range(n)]
     assert torch.autograd.gradcheck(rows.pack, x)
     assert torch.autograd.gradcheck(rows.unpack, normal(sum(lengths), 3))
+
+
+@settings(max_examples=30, deadline=None)
+@given(batches, seeds, st.integers(1, 3), st.integers(1, 3))
+def test_split_takes_each_piece_to_its_place_and_join_brings_it_back(lengths, seed, parts, h):
+    torch.manual_seed(seed)
+    keep = keep_of(lengths)
+    rows, x = Rows(keep), torch.randn(sum(lengths), parts * h * 2)
+    cut = rows.split(x, parts, h)
+    assert cut.shape == (parts, len(lengths) * h, keep.size(1), 2)
+    padded = rows.unpack(x.view(-1, parts, h, 2))  # (batch, length, parts, h, 2)
+    expected = padded.permute(2, 0, 3, 1, 4).flatten(1, 2)
+    real = keep.repeat_interleave(h, dim=0)
+    assert torch.equal(cut[:, real], expected[:, real])
+    assert torch.equal(rows.join(cut, h), x)
+
+
+def test_a_sentence_without_keys_takes_the_detour_and_gets_zeros():
+    layer = make()
+    queries, keys = keep_of([2, 3]), keep_of([4, 0])
+    x, memory, mask = normal(2, 3, 8), normal(2, 4, 8), keys.unsqueeze(1)
+    found = packed_run(layer, x, memory, mask, Rows(queries), Rows(keys))
+    assert_equal([found], [layer(x, memory, memory, mask)[queries]])
+    assert_equal([found[2:]], [layer.out_proj.bias.expand(3, 8)])
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.integers(1, 9), st.booleans())
+def test_affine_is_linear(seed, rows, packed):
+    torch.manual_seed(seed)
+    shape = (rows, 5) if packed else (2, rows, 5)
+    x, weight, bias = normal(*shape), normal(4, 5), normal(4)
+    found, expected = affine(x, weight, bias), torch.nn.functional.linear(x, weight, bias)
+    inputs = [x, weight, bias]
+    assert_equal([found], [expected])
+    assert_equal(slopes(found, inputs), slopes(expected, inputs))
 
 
 def packed_run(layer, x, memory, mask, queries, keys):
