@@ -11,9 +11,9 @@ from tests.claims import assert_claim_can_fail
         # tokens of the future come first
         ("3.1c", "tokens[:, i : i + 1], None", "tokens[:, tokens.size(1) - 1 - i :][:, :1], None"),
         # the input stands still
-        ("3.a", "memory, src_mask, token, None", "memory, src_mask, ys[:, :1], None"),
+        ("3.a", "steps(token)", "steps(ys[:, 0])"),
         # nothing is remembered
-        ("3.a", "model.cache(max_len - 1)", "None"),
+        ("3.a", "steps(token)", "start_steps(model, src, src_mask, 1)(token)"),
     ],
 )
 def test_broken_decoding_is_noticed(claim, old, new):
