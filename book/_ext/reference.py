@@ -63,6 +63,15 @@ def link_origin(
     lines[:] = ORIGIN.sub(link, "\n".join(lines)).split("\n")
 
 
+def public_bases(
+    app: Sphinx, name: str, obj: object, options: object, bases: list[type | str]
+) -> None:
+    """Name PyTorch's layers as its documentation does: ``torch.nn.Linear``."""
+    for i, base in enumerate(bases):
+        if getattr(base, "__module__", "").startswith("torch.nn.modules."):
+            bases[i] = f":py:class:`torch.nn.{base.__name__}`"
+
+
 def quiet(app: Sphinx, domain: Domain | None, node: pending_xref) -> bool | None:
     """Ask for no link where an annotation names a type of another library.
 
@@ -90,6 +99,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.connect("source-read", add_modules)
     app.connect("autodoc-process-docstring", link_origin, priority=900)
+    app.connect("autodoc-process-bases", public_bases)
     app.connect("warn-missing-reference", quiet)
     app.connect("env-get-outdated", always)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
