@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -212,13 +212,17 @@ def save_description(system: System, folder: str | Path) -> None:
     write_atomically(folder / "config.json", (json.dumps(data, indent=2) + "\n").encode())
 
 
-def save_weights(system: System, folder: str | Path, **data: Any) -> None:
-    """Write the weights; ``data`` goes into the header of their file.
+WEIGHTS = "model.safetensors"
+AVERAGED = "averaged.safetensors"
+
+
+def save_weights(system: System, folder: str | Path, name: str = WEIGHTS, **data: Any) -> None:
+    """Write the weights into a file of the folder; ``data`` goes into its header.
 
     Defined in: book/translation/checkpoints.md
     """
     header = {**data, "tokenizers": system.fingerprint}
-    save_tensors(Path(folder) / "model.safetensors", weights(system.model), header)
+    save_tensors(Path(folder) / name, weights(system.model), header)
 
 
 def save_system(system: System, folder: str | Path, **data: Any) -> None:
@@ -230,12 +234,13 @@ def save_system(system: System, folder: str | Path, **data: Any) -> None:
     save_weights(system, folder, **data)
 
 
-def load_system(folder: str | Path, *, with_weights: bool = True) -> System:
+def load_system(folder: str | Path, *, weights: str | None = WEIGHTS) -> System:
     """Load a system from a folder; nothing in it can run code.
 
     Args:
         folder: Where it was saved.
-        with_weights: Load the weights; without, the model has fresh random ones.
+        weights: Which file of the folder has the weights; with None the model has fresh
+            random ones.
 
     Raises:
         CheckpointError: Something is missing or damaged; the message names the file.
@@ -262,8 +267,8 @@ def load_system(folder: str | Path, *, with_weights: bool = True) -> System:
             "take a copy, or train again"
         ) from None
     system = System(model.eval(), config, (first, second), (loaded[0], loaded[-1]), training)
-    if with_weights:
-        path = folder / "model.safetensors"
+    if weights is not None:
+        path = folder / weights
         tensors, header = load_tensors(path)
         check_fingerprint(system, header, path)
         load_weights(model, tensors, path)
@@ -345,3 +350,69 @@ def load_training(
             f"{path}: damaged ({type(error).__name__}: {error}); delete it and train again"
         ) from None
     return data
+
+
+def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the mean of the weights in several files (section 6.1).
+
+    Args:
+        paths: Files of weights of one training.
+
+    Returns:
+        The mean of each tensor, in its own type, and the data in the header of the last file.
+
+    Raises:
+        CheckpointError: A file is damaged, or does not fit to the others.
+        ValueError: There is no file.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    if not paths:
+        raise ValueError("there is nothing to average")
+    sums: dict[str, Tensor] = {}
+    for path in paths:
+        tensors, data = load_tensors(path)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if sums and shapes != {name: tensor.shape for name, tensor in sums.items()}:
+            raise CheckpointError(f"{path}: has other tensors than {paths[0]}; take one training")
+        for name, tensor in tensors.items():
+            sums[name] = sums.get(name, 0) + tensor.double()
+    return {name: (sums[name] / len(paths)).to(t.dtype) for name, t in tensors.items()}, data
+
+
+def snapshots(folder: str | Path) -> list[Path]:
+    """Return the checkpoints that a training kept for their average, the oldest first.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    return sorted((Path(folder) / "snapshots").glob("*.safetensors"))
+
+
+def average_system(folder: str | Path, last: int | None = None) -> System:
+    """Average the last checkpoints of a training, and write the mean beside them.
+
+    Args:
+        folder: Where the training is.
+        last: How many checkpoints; all that were kept unless given.
+
+    Returns:
+        The system with the mean of the weights.
+
+    Raises:
+        CheckpointError: There are fewer checkpoints, or one is damaged or of other tokenizers.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    system, paths = load_system(folder, weights=None), snapshots(folder)
+    count = len(paths) if last is None else last
+    if not 0 < count <= len(paths):
+        raise CheckpointError(
+            f"{folder}: {len(paths)} checkpoints were kept, {count} are to be averaged; "
+            "give a smaller number above 0, or train with --average"
+        )
+    paths = paths[-count:]
+    tensors, data = average_weights(paths)
+    check_fingerprint(system, data, paths[-1])
+    load_weights(system.model, tensors, paths[-1])
+    save_weights(system, folder, AVERAGED, checkpoints=[path.stem for path in paths])
+    return system

@@ -25,8 +25,11 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from annotated_transformer.training.speed import prepare_cpu
 from annotated_transformer.translation.checkpoints import (
+    AVERAGED,
+    WEIGHTS,
     CheckpointError,
     System,
+    average_system,
     load_system,
     write_atomically,
 )
@@ -154,6 +157,12 @@ class Train:
         test = self.load(split) if options.corpus in TEST else texts[1]
         scores = {split: evaluate_system(system, test, progress=not self.quiet)}
         show(scores[split], f"{options.corpus} {split}, greedy")
+        if options.average:
+            say(f"average of the last checkpoints: validation loss {run.average():.4f}")
+            mean = load_system(out, weights=AVERAGED)
+            name = f"{split}, averaged"
+            scores[name] = evaluate_system(mean, test, progress=not self.quiet)
+            show(scores[name], f"{options.corpus} {name}, greedy")
         record = make_record(system, run.state, scores, command_line())
         data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
         write_atomically(self.record or out / "record.json", data)
@@ -192,12 +201,14 @@ class Translate:
     """Text, one sentence a line; - is the standard input."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Where the translation goes; the standard output unless given."""
+    averaged: bool = False
+    """Take the mean of the last checkpoints instead of the best one."""
     quiet: bool = False
     """Show no progress bar."""
 
     def __call__(self) -> int:
         """Translate."""
-        system = load_system(self.model)
+        system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
         prepare_cpu()
         lines, name = read_text(self.input)
         show_bar = not self.quiet and (self.output is not None or sys.stderr.isatty())
@@ -253,6 +264,8 @@ class Evaluate:
     """Score this translation, line by line, instead of a system."""
     references: Path | None = None
     """What it should say."""
+    averaged: bool = False
+    """Take the mean of the last checkpoints instead of the best one."""
     quiet: bool = False
     """Show no progress bar."""
 
@@ -264,7 +277,7 @@ class Evaluate:
             return 0
         if self.model is None or self.hypotheses is not None or self.references is not None:
             raise UsageError("give a trained system's folder, or --hypotheses and --references")
-        system = load_system(self.model)
+        system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
         prepare_cpu()
         corpus = self.corpus or system.training.get("options", {}).get("corpus", "none")
         if corpus not in CORPORA:
@@ -275,7 +288,26 @@ class Evaluate:
         return 0
 
 
-def parse(args: Sequence[str]) -> Train | Translate | Evaluate:
+@dataclass(frozen=True)
+class Average:
+    """Average the last checkpoints of a training that kept some (train --average).
+
+    Defined in: book/translation/command.md
+    """
+
+    model: Positional[Path]
+    """Folder of the training."""
+    last: int | None = None
+    """How many checkpoints; all that were kept unless given."""
+
+    def __call__(self) -> int:
+        """Average."""
+        average_system(self.model, self.last)
+        say(f"wrote {self.model / AVERAGED}; translate and evaluate take it with --averaged")
+        return 0
+
+
+def parse(args: Sequence[str]) -> Train | Translate | Evaluate | Average:
     """Make a command of the words on the command line.
 
     Raises:
@@ -297,7 +329,8 @@ def parse(args: Sequence[str]) -> Train | Translate | Evaluate:
             return tyro.cli(
                 Annotated[Train, _command(Train, default=Train(training=recipe))]
                 | Annotated[Translate, _command(Translate)]
-                | Annotated[Evaluate, _command(Evaluate)],
+                | Annotated[Evaluate, _command(Evaluate)]
+                | Annotated[Average, _command(Average)],
                 args=list(args),
                 prog=NAME,
                 description="Train and use translation systems, as in 'Attention Is All You Need'.",

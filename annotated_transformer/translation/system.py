@@ -42,6 +42,7 @@ from annotated_transformer.training.loop import Progress, evaluate, update
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 from annotated_transformer.translation.checkpoints import (
     System,
+    average_system,
     check_fingerprint,
     load_system,
     load_training,
@@ -49,6 +50,7 @@ from annotated_transformer.translation.checkpoints import (
     save_description,
     save_training,
     save_weights,
+    snapshots,
 )
 from annotated_transformer.translation.corpora import CorpusError, ParallelText
 from annotated_transformer.translation.decoding import greedy_search
@@ -113,6 +115,10 @@ class Training:
     """Decides first weights, order and dropout."""
     size: int | None = None
     """Take only so many training pairs."""
+    average: int = 0
+    """Keep the weights of so many last checkpoints, and average them at the end."""
+    average_every: int | None = None
+    """Updates between those checkpoints; an epoch unless given."""
 
 
 RECIPES: dict[str, Training] = {
@@ -128,12 +134,13 @@ RECIPES: dict[str, Training] = {
     ),
     "multi30k": Training(
         corpus="multi30k",
-        dropout=0.15,
+        dropout=0.2,
         norm="pre",
         max_tokens=1536,
-        updates=5200,
+        updates=8000,
         warmup=300,
         peak=4e-3,
+        average=10,
     ),
     "files": Training(corpus="files"),
 }
@@ -146,11 +153,15 @@ def check_options(options: Training) -> None:
     """
     if options.corpus not in RECIPES:
         raise UsageError(f"--corpus {options.corpus}: choose among {', '.join(RECIPES)}")
-    positive = "layers vocabulary max_tokens accumulate updates warmup peak max_len size"
+    positive = (
+        "layers vocabulary max_tokens accumulate updates warmup peak max_len size average_every"
+    )
     for name in positive.split():
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be greater than 0")
+    if options.average < 0:
+        raise UsageError(f"--average {options.average}: must be 0 or more")
     for name in ("smoothing", "dropout"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1:
@@ -315,7 +326,8 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
 
     Defined in: book/translation/system.md
     """
-    old, new = before.get("options", {}), now["options"]
+    # An older version knew fewer options: it did what is now their default.
+    old, new = {**asdict(Training()), **before.get("options", {})}, now["options"]
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
             raise UsageError(
@@ -358,6 +370,7 @@ class Run:
         self.state["commit"] = commit()
         self.recent = Progress()  # since the last point of the curve
         remove_leftovers(folder)
+        remove_leftovers(folder / "snapshots")
         resuming = (folder / "config.json").exists()
         self.system = self._load(texts[0]) if resuming else self._begin(texts[0])
         self.train, self.valid = (encode(t, self.system.tokenizers, options) for t in texts)
@@ -390,7 +403,7 @@ class Run:
         return System(model, config, text.languages, tokenizers, self._described(text))
 
     def _load(self, text: ParallelText) -> System:
-        system = load_system(self.folder, with_weights=False)
+        system = load_system(self.folder, weights=None)
         check_same(system.training, self._described(text), self.folder)
         system.model = fresh_model(system.tokenizers, system.config, self.options.seed)
         return system
@@ -449,6 +462,8 @@ class Run:
                 last = state["updates"] == options.updates
                 if last or not left:
                     self.validate(epoch + 1)
+                if last or self.snapshot_due(left):
+                    self.snapshot()
                 if last or not left or stop or time.monotonic() - saved > save_every:
                     self.save()
                     saved = time.monotonic()
@@ -456,12 +471,38 @@ class Run:
                     return False
         return True
 
-    def validate(self, epoch: int) -> None:
-        """Measure the validation loss, add it to the curve, keep the best weights."""
+    def snapshot_due(self, left: int) -> bool:
+        """Say whether weights are to be kept now; ``left`` updates remain of the epoch."""
+        every = self.options.average_every
+        return not left if every is None else self.state["updates"] % every == 0
+
+    def snapshot(self) -> None:
+        """Keep these weights for the average, and drop those that are too old for it."""
+        if not self.options.average:
+            return
+        number = self.state["updates"]
+        folder = self.folder / "snapshots"
+        save_weights(self.system, folder, f"{number:08d}.safetensors", update=number)
+        for old in snapshots(self.folder)[: -self.options.average]:
+            old.unlink()
+
+    def average(self) -> float:
+        """Write the mean of the last checkpoints; return its validation loss (section 6.1).
+
+        The model of the training is not touched.
+        """
+        return self.measure(average_system(self.folder).model).loss
+
+    def measure(self, model: EncoderDecoder) -> Progress:
+        """Measure the loss of a model on the validation text."""
         lengths = self.valid.lengths()
         most = max(self.options.max_tokens, *map(max, lengths))
         order = token_batches(lengths, most, shuffle=False)
-        result = evaluate(self.system.model, (self.valid.batch(numbers) for numbers in order))
+        return evaluate(model, (self.valid.batch(numbers) for numbers in order))
+
+    def validate(self, epoch: int) -> None:
+        """Measure the validation loss, add it to the curve, keep the best weights."""
+        result = self.measure(self.system.model)
         self.state["seconds"] += result.seconds
         self.state["curve"].append(
             {

@@ -22,8 +22,11 @@ from annotated_transformer.training.loop import update
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.translation import checkpoints
 from annotated_transformer.translation.checkpoints import (
+    AVERAGED,
     CheckpointError,
     System,
+    average_system,
+    average_weights,
     check_fingerprint,
     load_system,
     load_tensors,
@@ -33,6 +36,8 @@ from annotated_transformer.translation.checkpoints import (
     save_system,
     save_tensors,
     save_training,
+    save_weights,
+    snapshots,
     weights,
     write_atomically,
 )
@@ -415,3 +420,79 @@ def test_fingerprint() -> None:
     check_fingerprint(system, {"tokenizers": system.fingerprint}, "file")
     with pytest.raises(CheckpointError, match=r"^file: was"):
         check_fingerprint(system, {"tokenizers": "other"}, "file")
+
+
+# --- averages ------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    values=st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=6),
+    half=st.booleans(),
+)
+def test_the_average_is_the_mean_in_double_precision(
+    values: list[int], half: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, kind = tmp_path_factory.mktemp("mean"), torch.bfloat16 if half else torch.float32
+    paths = [folder / f"{i}" for i in range(len(values))]
+    for path, value in zip(paths, values, strict=True):
+        save_tensors(path, {"a": torch.full((2,), value, dtype=kind)}, {"value": value})
+    tensors, data = average_weights(paths)
+    rounded = torch.tensor(values).to(kind).long().tolist()  # whole numbers: the sum is exact
+    assert tensors["a"].dtype == kind
+    exact = torch.full((2,), sum(rounded) / len(values), dtype=torch.float64)
+    assert torch.equal(tensors["a"], exact.to(kind))
+    assert data == {"value": values[-1]}
+
+
+def kept(folder: Path, count: int) -> System:
+    """Write a system with checkpoints whose weights are 0, 1, 2, …."""
+    system = make_system()
+    save_system(system, folder)
+    for number in range(count):
+        with torch.no_grad():
+            for parameter in system.model.parameters():
+                parameter.fill_(number)
+        save_weights(system, folder / "snapshots", f"{number:08d}.safetensors")
+    return system
+
+
+@pytest.mark.parametrize(("last", "mean"), [(None, 1.5), (4, 1.5), (3, 2.0), (1, 3.0)])
+def test_the_last_checkpoints_are_averaged(last: int | None, mean: float, tmp_path: Path) -> None:
+    kept(tmp_path, 4)
+    system = average_system(tmp_path, last)
+    loaded = load_system(tmp_path, weights=AVERAGED)
+    for model in (system.model, loaded.model):
+        assert all((p == mean).all() for p in model.parameters())
+    assert not any((p == mean).all() for p in load_system(tmp_path).model.parameters())
+
+
+@pytest.mark.parametrize("last", [3, 0, -1])
+def test_more_than_were_kept_cannot_be_averaged(last: int, tmp_path: Path) -> None:
+    kept(tmp_path, 2)
+    with pytest.raises(
+        CheckpointError, match=f"2 checkpoints were kept, {last} are to be"
+    ) as error:
+        average_system(tmp_path, last)
+    one_line(error, tmp_path)
+    assert not (tmp_path / AVERAGED).exists()
+
+
+def test_checkpoints_that_do_not_fit_are_not_averaged(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to average"):
+        average_weights([])
+    kept(tmp_path, 3)
+    first, second, third = snapshots(tmp_path)
+    save_tensors(first, {"a": torch.ones(2)}, {})
+    with pytest.raises(CheckpointError, match="has other tensors") as error:
+        average_system(tmp_path)
+    one_line(error, second)
+    second.write_bytes(second.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="damaged") as error:
+        average_system(tmp_path, 2)
+    one_line(error, second)
+    other = make_system(vocabulary=271)
+    save_weights(other, tmp_path / "snapshots", third.name)
+    with pytest.raises(CheckpointError, match="another tokenizer") as error:
+        average_system(tmp_path, 1)
+    one_line(error, third)

@@ -31,7 +31,10 @@ from annotated_transformer.translation.command import (
 from annotated_transformer.translation.corpora import DATA_VARIABLE, load_corpus
 from annotated_transformer.translation.system import RECIPES
 
-SIZES = "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet"
+SIZES = (
+    "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
+    "--average 2 --average-every 2"
+)
 Capture = pytest.CaptureFixture[str]
 
 
@@ -78,7 +81,7 @@ def fails(capsys: Capture, *words: str | Path, status: int = 2) -> str:
 # --- options -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["train"], ["translate"], ["evaluate"]])
+@pytest.mark.parametrize("words", [[], ["train"], ["translate"], ["evaluate"], ["average"]])
 def test_help_is_for_newcomers(words: list[str], capsys: Capture) -> None:
     assert main([*words, "--help"]) == 0
     out = capsys.readouterr().out
@@ -146,6 +149,7 @@ def test_train_leaves_system_and_record(trained: Path) -> None:
     record = json.loads((trained / "record.json").read_text(encoding="utf-8"))
     assert record["updates"] == 6
     assert record["scores"]["val"]["sentences"] == 5
+    assert record["scores"]["val, averaged"]["sentences"] == 5
     assert record["options"]["corpus"] == "files"
     assert list(trained.rglob("*.part")) == []
 
@@ -348,7 +352,7 @@ def test_what_ends_a_command(
     capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Any) -> None:
+    def fail(_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr(module, "load_system", fail)
@@ -383,6 +387,24 @@ def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.Mo
     assert "grammar test, greedy, 4 sentences" in capsys.readouterr().out
     assert "no split 'nope'" in fails(capsys, *words, "--split", "nope")
     assert "--corpus files: choose among" in fails(capsys, "evaluate", trained)
+
+
+def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    whole = (folder / "averaged.safetensors").read_bytes()
+    assert main(["average", str(folder), "--last", "1"]) == 0
+    assert "--averaged" in capsys.readouterr().err
+    assert (folder / "averaged.safetensors").read_bytes() != whole
+    assert main(["average", str(folder)]) == 0
+    assert (folder / "averaged.safetensors").read_bytes() == whole
+    assert "2 checkpoints were kept, 3 are" in fails(capsys, "average", folder, "--last", "3")
+    (folder / "model.safetensors").unlink()
+    text = write(tmp_path / "in", ["Der Hund schläft ."])
+    assert "model.safetensors" in fails(capsys, "translate", folder, text)
+    assert main(["translate", str(folder), text, "--averaged"]) == 0
+    words = ["evaluate", str(folder), "--averaged", "--corpus", "grammar", "--split", "val"]
+    assert main([*words, "--quiet"]) == 0
 
 
 # --- real processes ------------------------------------------------------------

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -21,10 +22,13 @@ from annotated_transformer.notation import EOS
 from annotated_transformer.translation import checkpoints
 from annotated_transformer.translation import system as module
 from annotated_transformer.translation.checkpoints import (
+    AVERAGED,
     CheckpointError,
     System,
     load_system,
     load_tensors,
+    snapshots,
+    weights,
 )
 from annotated_transformer.translation.corpora import (
     CorpusError,
@@ -94,6 +98,8 @@ def test_recipes_can_work(corpus: str) -> None:
         ({"max_tokens": -3}, "--max-tokens -3"),
         ({"layers": 0}, "--layers 0"),
         ({"size": -1}, "--size -1"),
+        ({"average": -1}, "--average -1"),
+        ({"average_every": 0}, "--average-every 0"),
         ({"peak": float("nan")}, "--peak nan"),
         ({"peak": float("inf")}, "--peak inf"),
         ({"dropout": 1.0}, "--dropout 1.0"),
@@ -261,6 +267,59 @@ def test_a_finished_training_stays_finished(straight: Run) -> None:
     before = weights_of(straight.folder)
     assert Run(OPTIONS, straight.folder, TEXTS).go(progress=False)
     assert weights_of(straight.folder) == before
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_the_average_is_that_of_the_last_checkpoints(every: int | None, tmp_path: Path) -> None:
+    seen: dict[str, dict[str, torch.Tensor]] = {}
+    options = replace(OPTIONS, average=3, average_every=every, updates=20)
+
+    class Watched(Run):
+        def snapshot(self) -> None:
+            super().snapshot()
+            last = snapshots(self.folder)[-1]
+            seen[last.stem] = {n: p.detach().clone() for n, p in weights(self.system.model).items()}
+
+    run = Watched(options, tmp_path, TEXTS)
+    assert run.go(progress=False)
+    kept = snapshots(tmp_path)
+    assert [path.stem for path in kept] == sorted(seen)[-3:]
+    assert len(kept) > 1
+    assert int(kept[-1].stem) == options.updates
+    loss = run.average()
+    averaged = load_system(tmp_path, weights=AVERAGED)
+    for name, parameter in weights(averaged.model).items():
+        mean = sum(seen[path.stem][name].double() for path in kept) / len(kept)
+        torch.testing.assert_close(parameter.detach(), mean.float(), rtol=0, atol=1e-7)
+    assert loss == pytest.approx(run.measure(averaged.model).loss)
+    assert loss != pytest.approx(run.measure(run.system.model).loss, abs=1e-6)
+
+
+def test_interrupted_between_checkpoints_the_average_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(OPTIONS, average=2, average_every=3)
+    for name, stops in (("straight", []), ("stopped", [1, 3])):
+        for updates in stops:
+            with monkeypatch.context() as patch:
+                stop_after(updates, patch, lambda: signal.raise_signal(signal.SIGINT))
+                assert not Run(options, tmp_path / name, TEXTS).go(progress=False)
+        run = Run(options, tmp_path / name, TEXTS)
+        assert run.go(progress=False)
+        run.average()
+    files = [tmp_path / name / AVERAGED for name in ("straight", "stopped")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_training_begun_before_an_option_existed_goes_on(straight: Run, tmp_path: Path) -> None:
+    shutil.copytree(straight.folder, tmp_path / "old")
+    path = tmp_path / "old" / "config.json"
+    data = json.loads(path.read_text())
+    del data["training"]["options"]["average"]
+    path.write_text(json.dumps(data))
+    assert Run(OPTIONS, tmp_path / "old", TEXTS).state["updates"] == OPTIONS.updates
+    with pytest.raises(UsageError, match="--average 0, not 4"):
+        Run(replace(OPTIONS, average=4), tmp_path / "old", TEXTS)
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(
