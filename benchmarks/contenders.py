@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -269,10 +269,15 @@ def decoder(
 ) -> Step:
     """Return a step that decodes 32 sentences to 60 tokens, in a context that stays open."""
     model.eval()
-    (within or nullcontext()).__enter__()
+    open_now = ExitStack()
+    open_now.enter_context(within or nullcontext())
     batch = make_pairs(size)
     src, mask = batch.src[:32], batch.src_mask[:32]
-    return lambda: decode(model, src, mask, 61, BOS)  # the start symbol counts as one
+
+    def step(_: ExitStack = open_now) -> object:  # a context that nobody holds would close
+        return decode(model, src, mask, 61, BOS)  # the start symbol counts as one
+
+    return step
 
 
 CONTENDERS = {"ours": ours, "torch.nn.Transformer": library, "article": article}

@@ -203,9 +203,7 @@ class _KeptLayer:
         w, rows, end = self.weights, x.size(0), position + 1
         q, k, v = w.project(x).split(w.sizes, dim=1)
         if self.keys.size(2) < end:
-            everyone = torch.arange(rows)
-            self.keys = _selected(self.keys, everyone, position)
-            self.values = _selected(self.values, everyone, position)
+            self.keys, self.values = _longer(self.keys), _longer(self.values)
         self.keys[:, :, position] = k.view(rows, w.h, -1)
         self.values[:, :, position] = v.view(rows, w.h, -1)
         keys, values = self.keys[:, :, :end].flatten(0, 1), self.values[:, :, :end].flatten(0, 1)
@@ -222,20 +220,21 @@ class _KeptLayer:
         """Keep the given sentences; ``length`` positions are in use."""
         self.source_keys = self.source_keys.index_select(0, rows)
         self.source_values = self.source_values.index_select(0, rows)
-        self.keys = _selected(self.keys, rows, length)
-        self.values = _selected(self.values, rows, length)
+        self.keys = _longer(self.keys[:, :, :length].index_select(0, rows))
+        self.values = _longer(self.values[:, :, :length].index_select(0, rows))
 
 
 ROOM = 16  # positions
 
 
-def _selected(block: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Take rows of ``block (rows, h, positions, d)`` up to ``length``, with room for more.
+def _longer(block: Tensor) -> Tensor:
+    """Copy ``block (rows, h, positions, d)`` into one that has room for more positions.
 
     Defined in: book/translation/steps.md
     """
-    new = block.new_empty(len(rows), block.size(1), length + ROOM, block.size(3))
-    new[:, :, :length] = block[:, :, :length].index_select(0, rows)
+    rows, h, length, d = block.shape
+    new = block.new_empty(rows, h, length + ROOM, d)
+    new[:, :, :length] = block
     return new
 
 
