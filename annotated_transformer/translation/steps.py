@@ -42,10 +42,13 @@ class Steps(Protocol):
     """
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Take the newest token of each sentence ``(rows,)``; return logits ``(rows, vocab)``."""
+        """Take the newest token of each hypothesis ``(rows,)``; return logits ``(rows, vocab)``."""
 
-    def select(self, rows: Tensor) -> None:
-        """Keep the given sentences ``(rows,)``, in that order."""
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``, numbers within a sentence."""
 
 
 class CachedSteps:
@@ -53,18 +56,20 @@ class CachedSteps:
 
     Args:
         model: In evaluation mode.
-        memory: The encoder's output ``(rows, m, d_model)``.
-        src_mask: Boolean ``(rows, 1, m)``, true at real tokens.
+        memory: The encoder's output ``(sentences, m, d_model)``.
+        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
         capacity: Most target positions.
+        beam: Hypotheses of each sentence.
 
     Defined in: book/translation/steps.md
     """
 
     def __init__(
-        self, model: EncoderDecoder, memory: Tensor, src_mask: Tensor, capacity: int
+        self, model: EncoderDecoder, memory: Tensor, src_mask: Tensor, capacity: int, beam: int = 1
     ) -> None:
-        self.model, self.memory, self.src_mask = model, memory, src_mask
-        self.cache = model.cache(capacity)
+        self.model, self.beam, self.cache = model, beam, model.cache(capacity)
+        self.memory = memory.repeat_interleave(beam, 0)  # (rows, m, d_model)
+        self.src_mask = src_mask.repeat_interleave(beam, 0)
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -73,10 +78,18 @@ class CachedSteps:
         logits: Tensor = self.model.generator.proj(x[:, -1])
         return logits
 
-    def select(self, rows: Tensor) -> None:
-        """Keep the given sentences ``(rows,)``, in that order."""
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+        places = torch.arange(self.beam, device=sentences.device)
+        rows = (sentences.unsqueeze(1) * self.beam + places).flatten()
         self.memory, self.src_mask = self.memory[rows], self.src_mask[rows]
         self.cache.select(rows)
+
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``; their source is the same."""
+        first = torch.arange(0, parents.numel(), self.beam, device=parents.device)
+        for layer in self.cache.layers:
+            layer.target.select((first.unsqueeze(1) + parents).flatten())
 
 
 class PackedLinear:
@@ -112,18 +125,18 @@ FEW = 32  # rows to be expected; any number works
 def attend_once(
     query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None
 ) -> Tensor:
-    """Attention of a single query, for each sentence and head.
+    """Attention of few queries, for each sentence and head.
 
     Args:
-        query: ``(pairs, 1, d_k)``, divided by the square root of ``d_k``; a pair is a sentence
-            and a head.
+        query: ``(pairs, beam, d_k)``, divided by the square root of ``d_k``; a pair is a
+            sentence and a head.
         keys: ``(pairs, m, d_k)``.
         values: ``(pairs, m, d_v)``.
-        hidden: Broadcasts to ``(pairs, 1, m)``: minus infinity at what must not be seen, else
-            zero; something must be seen.
+        hidden: Broadcasts to ``(pairs, beam, m)``: minus infinity at what must not be seen,
+            else zero; something must be seen.
 
     Returns:
-        The weighted values ``(pairs, 1, d_v)``.
+        The weighted values ``(pairs, beam, d_v)``.
 
     Defined in: book/translation/steps.md
     """
@@ -183,57 +196,67 @@ class _KeptLayer:
     Defined in: book/translation/steps.md
     """
 
-    def __init__(self, weights: _PackedLayer, memory: Tensor, rows: Rows) -> None:
-        self.weights, h, sizes = weights, weights.h, weights.sizes
-        k, v = rows.unpack(weights.keep(memory)).split(sizes[1:], dim=-1)  # (rows, m, h * d)
+    def __init__(self, weights: _PackedLayer, memory: Tensor, rows: Rows, beam: int) -> None:
+        self.weights, self.beam, h, sizes = weights, beam, weights.h, weights.sizes
+        k, v = rows.unpack(weights.keep(memory)).split(sizes[1:], dim=-1)  # (sentences, m, h * d)
         k, v = (x.unflatten(2, (h, -1)).transpose(1, 2).contiguous() for x in (k, v))
-        self.source_keys, self.source_values = k, v  # (rows, h, m, d)
-        self.keys = k.new_empty(len(k), h, 0, weights.d_k)  # of the target, with room for more
-        self.values = v.new_empty(len(v), h, 0, weights.d_v)
+        self.source_keys, self.source_values = k, v  # (sentences, h, m, d)
+        shape = (len(k), h, 0, beam)  # of the target, with room for more positions
+        self.keys, self.values = k.new_empty(*shape, weights.d_k), v.new_empty(*shape, weights.d_v)
 
-    def step(self, x: Tensor, position: int, hidden: Tensor) -> Tensor:
+    def step(self, x: Tensor, position: int, past: Tensor | None, source: Tensor) -> Tensor:
         """Decode ``x (rows, d_model)`` at a position; same shape."""
         w = self.weights
-        x = w.after(0, w.mix.add(self.to_target(w.before(0, x), position), x))
-        x = w.after(1, w.mix_source.add(self.to_source(w.before(1, x), hidden), x))
+        x = w.after(0, w.mix.add(self.to_target(w.before(0, x), position, past), x))
+        x = w.after(1, w.mix_source.add(self.to_source(w.before(1, x), source), x))
         return w.after(2, w.narrow.add(w.widen(w.before(2, x), "relu"), x))
 
-    def to_target(self, x: Tensor, position: int) -> Tensor:
+    def to_target(self, x: Tensor, position: int, hidden: Tensor | None) -> Tensor:
         """Attend to this position and those before it: ``(rows, h * d_v)``."""
-        w, rows, end = self.weights, x.size(0), position + 1
-        q, k, v = w.project(x).split(w.sizes, dim=1)
+        w, end = self.weights, position + 1
+        q, k, v = (self.heads(part) for part in w.project(x).split(w.sizes, dim=1))
         if self.keys.size(2) < end:
             self.keys, self.values = _longer(self.keys), _longer(self.values)
-        self.keys[:, :, position] = k.view(rows, w.h, -1)
-        self.values[:, :, position] = v.view(rows, w.h, -1)
-        keys, values = self.keys[:, :, :end].flatten(0, 1), self.values[:, :, :end].flatten(0, 1)
-        return attend_once(q.reshape(rows * w.h, 1, -1), keys, values).view(rows, -1)
+        self.keys[:, :, position], self.values[:, :, position] = k, v
+        keys, values = (
+            block[:, :, :end].flatten(2, 3).flatten(0, 1) for block in (self.keys, self.values)
+        )
+        return self.rows(attend_once(q.flatten(0, 1), keys, values, hidden))
 
     def to_source(self, x: Tensor, hidden: Tensor) -> Tensor:
         """Attend to the source: ``(rows, h * d_v)``."""
-        w, rows = self.weights, x.size(0)
-        q = w.ask(x).view(rows * w.h, 1, -1)
+        q = self.heads(self.weights.ask(x)).flatten(0, 1)
         keys, values = self.source_keys.flatten(0, 1), self.source_values.flatten(0, 1)
-        return attend_once(q, keys, values, hidden).view(rows, -1)
+        return self.rows(attend_once(q, keys, values, hidden))
 
-    def select(self, rows: Tensor, length: int) -> None:
+    def heads(self, x: Tensor) -> Tensor:
+        """Turn ``(rows, h * d)`` into ``(sentences, h, beam, d)``."""
+        h = self.weights.h
+        return x.view(-1, self.beam, h, x.size(1) // h).transpose(1, 2)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Turn ``(sentences * h, beam, d)`` into ``(rows, h * d)``."""
+        h, beam = self.weights.h, self.beam
+        return x.view(-1, h, beam, x.size(2)).transpose(1, 2).reshape(-1, h * x.size(2))
+
+    def select(self, sentences: Tensor, length: int) -> None:
         """Keep the given sentences; ``length`` positions are in use."""
-        self.source_keys = self.source_keys.index_select(0, rows)
-        self.source_values = self.source_values.index_select(0, rows)
-        self.keys = _longer(self.keys[:, :, :length].index_select(0, rows))
-        self.values = _longer(self.values[:, :, :length].index_select(0, rows))
+        self.source_keys = self.source_keys.index_select(0, sentences)
+        self.source_values = self.source_values.index_select(0, sentences)
+        self.keys = _longer(self.keys[:, :, :length].index_select(0, sentences))
+        self.values = _longer(self.values[:, :, :length].index_select(0, sentences))
 
 
 ROOM = 16  # positions
 
 
 def _longer(block: Tensor) -> Tensor:
-    """Copy ``block (rows, h, positions, d)`` into one that has room for more positions.
+    """Copy ``block (sentences, h, positions, beam, d)`` into one with room for more positions.
 
     Defined in: book/translation/steps.md
     """
-    rows, h, length, d = block.shape
-    new = block.new_empty(rows, h, length + ROOM, d)
+    sentences, h, length, beam, d = block.shape
+    new = block.new_empty(sentences, h, length + ROOM, beam, d)
     new[:, :, :length] = block
     return new
 
@@ -271,20 +294,37 @@ class PackedSteps:
 
     Args:
         decoder: Rearranged weights.
-        memory: The encoder's output ``(rows, m, d_model)``.
-        src_mask: Boolean ``(rows, 1, m)``, true at real tokens, and somewhere in each row.
+        memory: The encoder's output ``(sentences, m, d_model)``.
+        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens, and somewhere in each row.
+        beam: Hypotheses of each sentence.
 
     Defined in: book/translation/steps.md
     """
 
     @torch.inference_mode()
-    def __init__(self, decoder: PackedDecoder, memory: Tensor, src_mask: Tensor) -> None:
-        self.decoder, self.length = decoder, 0
+    def __init__(
+        self, decoder: PackedDecoder, memory: Tensor, src_mask: Tensor, beam: int = 1
+    ) -> None:
+        self.decoder, self.beam, self.length = decoder, beam, 0
         rows = Rows(src_mask[:, 0])
         packed = rows.pack(memory)
-        self.layers = [_KeptLayer(w, packed, rows) for w in decoder.layers]
-        hidden = memory.new_zeros(src_mask.shape).masked_fill_(~src_mask, -math.inf)
-        self.hidden = hidden.repeat_interleave(decoder.layers[0].h, 0)  # (rows * h, 1, m)
+        self.layers = [_KeptLayer(w, packed, rows, beam) for w in decoder.layers]
+        self.hidden = self._hide(src_mask)  # (sentences * h, 1, m)
+        self.places = torch.zeros(len(memory), beam, 0, dtype=torch.long)  # of each position
+
+    def _hide(self, seen: Tensor) -> Tensor:
+        """Make zeros, and minus infinity where nothing is seen, for each head."""
+        hidden = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf)
+        return hidden.repeat_interleave(self.decoder.layers[0].h, 0)
+
+    def _past(self) -> Tensor | None:
+        """Hide what other hypotheses made: ``(sentences * h, beam, positions * beam)``."""
+        if self.beam == 1:
+            return None
+        own = torch.arange(self.beam)
+        here = own.view(1, -1, 1).expand(len(self.places), -1, -1)  # now: each in its own place
+        self.places = torch.cat([self.places, here], dim=2)
+        return self._hide((self.places.unsqueeze(3) == own).flatten(2))
 
     @torch.inference_mode()
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -292,9 +332,9 @@ class PackedSteps:
         setting = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
-            x = self.decoder.embed(tokens) + self.decoder.positions[self.length]
+            x, past = self.decoder.embed(tokens) + self.decoder.positions[self.length], self._past()
             for layer in self.layers:
-                x = layer.step(x, self.length, self.hidden)
+                x = layer.step(x, self.length, past, self.hidden)
             self.length += 1
             logits: Tensor = self.decoder.generator(self.decoder.norm(x))
             return logits
@@ -302,11 +342,18 @@ class PackedSteps:
             torch.set_float32_matmul_precision(setting)
 
     @torch.inference_mode()
-    def select(self, rows: Tensor) -> None:
-        """Keep the given sentences ``(rows,)``, in that order."""
-        self.hidden = self.hidden.unflatten(0, (-1, self.decoder.layers[0].h))[rows].flatten(0, 1)
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+        h = self.decoder.layers[0].h
+        self.hidden = self.hidden.unflatten(0, (-1, h))[sentences].flatten(0, 1)
+        self.places = self.places[sentences]
         for layer in self.layers:
-            layer.select(rows, self.length)
+            layer.select(sentences, self.length)
+
+    @torch.inference_mode()
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``: nothing but numbers moves."""
+        self.places = self.places.take_along_dim(parents.unsqueeze(2), 1)
 
 
 OURS = (
@@ -366,14 +413,17 @@ def _packed_decoder(model: EncoderDecoder) -> PackedDecoder:
 
 
 @torch.no_grad()
-def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, capacity: int) -> Steps:
+def start_steps(
+    model: EncoderDecoder, src: Tensor, src_mask: Tensor, capacity: int, beam: int = 1
+) -> Steps:
     """Encode sentences, without their padding, and return what decodes them.
 
     Args:
         model: In evaluation mode, else dropout is at work.
-        src: Source tokens ``(rows, m)``.
-        src_mask: Broadcasts to ``(rows, 1, m)``, true (or nonzero) at real tokens.
+        src: Source tokens ``(sentences, m)``.
+        src_mask: Broadcasts to ``(sentences, 1, m)``, true (or nonzero) at real tokens.
         capacity: Most target positions.
+        beam: Hypotheses of each sentence.
 
     Defined in: book/translation/steps.md
     """
@@ -381,8 +431,8 @@ def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, capacity: 
     rows = Rows(mask[:, 0])
     memory = rows.unpack(model.encode_packed(src, PackedMask(mask, rows, rows)))
     if can_pack(model) and bool(mask.any(-1).all()):
-        return PackedSteps(_packed_decoder(model), memory, mask)
-    return CachedSteps(model, memory, mask, capacity)
+        return PackedSteps(_packed_decoder(model), memory, mask, beam)
+    return CachedSteps(model, memory, mask, capacity, beam)
 
 
 CHUNK = 64

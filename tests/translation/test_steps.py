@@ -49,11 +49,13 @@ def block(seed: int, rows: int, m: int = 7) -> tuple[torch.Tensor, torch.Tensor]
     return src, (torch.arange(m) < lengths).unsqueeze(1)
 
 
-def readable(net: EncoderDecoder, src: torch.Tensor, mask: torch.Tensor) -> CachedSteps:
+def readable(
+    net: EncoderDecoder, src: torch.Tensor, mask: torch.Tensor, beam: int = 1
+) -> CachedSteps:
     """The oracle: whole blocks, the model's modules, in float64."""
     net = copy.deepcopy(net).double()
     with torch.no_grad():
-        return CachedSteps(net, net.encode(src, mask), mask, 60)
+        return CachedSteps(net, net.encode(src, mask), mask, 60, beam)
 
 
 @needs_onednn
@@ -61,22 +63,27 @@ def readable(net: EncoderDecoder, src: torch.Tensor, mask: torch.Tensor) -> Cach
 @given(
     st.integers(0, 10**6),
     st.integers(1, 6),
+    st.integers(1, 4),
     st.integers(1, ROOM + 3),
     st.sampled_from(["post", "pre"]),
     st.sampled_from(["sinusoid", "learned"]),
     st.sampled_from([{}, {"h": 4}, {"d_k": 5, "d_v": 3}, {"h": 3, "d_k": 6, "d_v": 6}]),
     st.data(),
 )
-def test_fast_is_readable(seed, rows, length, norm, kind, sizes, data):
+def test_fast_is_readable(seed, rows, beam, length, norm, kind, sizes, data):
     net = model(seed, norm=norm, positions=kind, **sizes)
     src, mask = block(seed, rows)
-    fast, slow = start_steps(net, src, mask, length), readable(net, src, mask)
+    fast, slow = start_steps(net, src, mask, length, beam), readable(net, src, mask, beam)
     assert isinstance(fast, PackedSteps)
     for _ in range(length):
-        tokens = torch.randint(4, VOCAB, (rows,))
+        tokens = torch.randint(4, VOCAB, (rows * beam,))
         found, expected = fast(tokens), slow(tokens)
-        assert found.shape == (rows, VOCAB)
+        assert found.shape == (rows * beam, VOCAB)
         assert torch.allclose(found.double(), expected, rtol=1e-4, atol=1e-4)
+        if data.draw(st.booleans()):  # hypotheses go on from others of their sentence
+            parents = torch.randint(beam, (rows, beam))
+            fast.follow(parents)
+            slow.follow(parents)
         if data.draw(st.booleans()):  # sentences leave, change places, or come twice
             kept = torch.tensor(
                 data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6))
@@ -93,6 +100,29 @@ def test_the_comparison_notices_a_wrong_step(monkeypatch):
     monkeypatch.setattr(module, "_scaled", lambda attention, parameter: parameter.detach())
     fast = start_steps(net, src, mask, 4)(torch.tensor([4, 5, 6]))
     assert not torch.allclose(fast.double(), slow, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["readable", pytest.param("fast", marks=needs_onednn)])
+def test_a_hypothesis_is_its_own_whole_past(kind):
+    """The oracle: each output decoded at once, by itself, in float64."""
+    net, (src, mask), beam = model(3), block(3, 2), 3
+    steps = start_steps(net, src, mask, 20, beam) if kind == "fast" else readable(net, src, mask, 3)
+    twice = copy.deepcopy(net).double()
+    outputs = torch.empty(2, beam, 0, dtype=torch.long)
+    for length in range(1, 21):
+        newest = torch.randint(4, VOCAB, (2, beam, 1))
+        outputs = torch.cat([outputs, newest], dim=2)
+        found = steps(newest.flatten()).view(2, beam, VOCAB).double()
+        causal = torch.ones(1, length, length).tril().bool()
+        for i in range(2):
+            for j in range(beam):
+                with torch.no_grad():
+                    out = twice(src[i : i + 1], outputs[i, j : j + 1], mask[i : i + 1], causal)
+                    expected = twice.generator.proj(out[0, -1])
+                assert torch.allclose(found[i, j], expected, rtol=1e-4, atol=1e-4)
+        parents = torch.randint(beam, (2, beam))
+        steps.follow(parents)
+        outputs = torch.stack([outputs[i, parents[i]] for i in range(2)])
 
 
 @needs_onednn
