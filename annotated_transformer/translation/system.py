@@ -131,6 +131,8 @@ RECIPES: dict[str, Training] = {
         updates=1400,
         warmup=250,
         peak=4e-3,
+        average=8,
+        average_every=50,
     ),
     "multi30k": Training(
         corpus="multi30k",
