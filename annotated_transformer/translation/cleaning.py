@@ -1,0 +1,509 @@
+"""Archives unpacked with care, text as a stream, pairs that do not belong, and sides that drift.
+
+Defined in the chapter *Cleaning* (book/translation/cleaning.md).
+"""
+
+# Written from book/translation/cleaning.md: edit the chapter instead.
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import itertools
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from annotated_transformer.translation.corpora import CorpusError
+
+MOST_BYTES = 64 * 2**30  # what an archive may unpack to, unless told otherwise
+MOST_FILES = 10_000
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a member's name leads to a place below the folder, on any system.
+
+    Defined in: book/translation/cleaning.md
+    """
+    parts = name.replace("\\", "/").split("/")
+    return bool(name) and parts[0] != "" and ".." not in parts and not set(":\0") & set(name)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, str, int, IO[bytes]]]:
+    """Go through an archive: name, why it is refused or "", claimed size, content.
+
+    Defined in: book/translation/cleaning.md
+    """
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            for info in packed.infolist():
+                kind = stat.S_IFMT(info.external_attr >> 16)
+                odd = kind not in (0, stat.S_IFREG, stat.S_IFDIR)
+                if not info.is_dir() or odd:
+                    reason = "a link or a device" if odd else ""
+                    yield info.filename, reason, info.file_size, packed.open(info)
+    else:
+        with tarfile.open(archive) as tape:
+            for member in tape:
+                if not member.isdir():
+                    reason = "" if member.isreg() else "a link or a device"
+                    content = tape.extractfile(member) if member.isreg() else None
+                    yield member.name, reason, member.size, content or io.BytesIO()
+
+
+DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    RuntimeError,
+)  # of an encrypted member, the last one
+
+
+def unpack(
+    archive: str | Path,
+    folder: str | Path,
+    *,
+    most_bytes: int = MOST_BYTES,
+    most_files: int = MOST_FILES,
+) -> Path:
+    """Unpack a tar or zip archive into a folder; plain files alone, and never outside it.
+
+    Args:
+        archive: The archive; a tar may be packed by gzip, bzip2 or xz.
+        folder: Where the files go. If it exists, it is complete, and nothing is done.
+        most_bytes: How much may come out.
+        most_files: How many files may come out.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CorpusError: The archive is damaged, or a member of it is refused; the message names
+            both. Nothing is left behind.
+
+    Defined in: book/translation/cleaning.md
+    """
+    archive, folder = Path(archive), Path(folder)
+    if folder.exists():
+        return folder
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        _unpack_members(archive, part, most_bytes, most_files)
+        os.replace(part, folder)
+    except DAMAGED as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CorpusError(
+            f"{archive}: not a tar or zip archive, or a damaged one ({reason}); fetch it again"
+        ) from None
+    except OSError as error:
+        raise CorpusError(
+            f"{archive}: cannot be unpacked into {folder}: {error.strerror or error}"
+        ) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _unpack_members(archive: Path, folder: Path, most_bytes: int, most_files: int) -> None:
+    left = most_bytes
+    for number, (name, reason, size, content) in enumerate(_members(archive), 1):
+        with content:
+            if not reason and not _stays_inside(name):
+                reason = "its name leads out of the folder"
+            if not reason and number > most_files:
+                reason = f"there are more than {most_files} files"
+            path = folder / name
+            if not reason and path.exists():
+                reason = "its name is there twice"
+            if not reason:
+                left -= size
+                if left >= 0:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with path.open("xb") as file:  # a byte more than claimed is enough to know
+                        left -= max(0, _copy(content, file, size + left + 1) - size)
+                if left < 0:
+                    reason = f"the files have more than {most_bytes} bytes"
+            if reason:
+                raise CorpusError(f"{archive}, member {name}: refused, {reason}")
+
+
+def _copy(source: IO[bytes], target: IO[bytes], most: int) -> int:
+    """Copy at most so many bytes, and return how many there were.
+
+    Defined in: book/translation/cleaning.md
+    """
+    copied = 0
+    while block := source.read(min(1 << 20, most - copied)):
+        target.write(block)
+        copied += len(block)
+    return copied
+
+
+def locate(path: str | Path, unpacked: str | Path) -> Path:
+    """Return where a file is, unpacking the archive that its path leads into.
+
+    Args:
+        path: A file, or a path that goes on inside an archive: ``nc.tgz/training/a.de``.
+        unpacked: A folder for the contents of archives.
+
+    Raises:
+        CorpusError: There is no such file, or the archive is refused.
+
+    Defined in: book/translation/cleaning.md
+    """
+    path = Path(path)
+    archive = next((parent for parent in path.parents if parent.is_file()), None)
+    if archive is None:
+        if not path.is_file():
+            raise CorpusError(f"{path}: no such file; check the path")
+        return path
+    inside = path.relative_to(archive)
+    found = unpack(archive, Path(unpacked) / archive.name) / inside
+    if not found.is_file():
+        raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
+    return found
+
+
+LONGEST_LINE = 1 << 20  # bytes; a longer one is no sentence, and memory is finite
+
+
+def stream_lines(path: str | Path) -> Iterator[str]:
+    r"""Go through the lines of a text, plain or gzipped; only ``\n`` and ``\r\n`` end a line.
+
+    Yields:
+        The lines. Bytes that are not UTF-8 become lone surrogates.
+
+    Raises:
+        CorpusError: The file cannot be read, is damaged, is an HTML page, or has a line
+            without end.
+
+    Defined in: book/translation/cleaning.md
+    """
+    try:
+        with _opened(Path(path)) as file:
+            for number in itertools.count(1):
+                row = file.readline(LONGEST_LINE + 1)
+                if not row:
+                    return
+                if len(row) > LONGEST_LINE:
+                    raise CorpusError(
+                        f"{path}, line {number}: longer than {LONGEST_LINE} bytes; "
+                        "give text with one sentence on each line"
+                    )
+                row = row.removesuffix(b"\n").removesuffix(b"\r")
+                yield row.decode("utf-8", "surrogateescape")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CorpusError(f"{path}: damaged gzip data ({error}); fetch the file again") from None
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a text, unpacking it where it is gzipped, behind its byte order mark.
+
+    Defined in: book/translation/cleaning.md
+    """
+    with contextlib.ExitStack() as stack:
+        file: IO[bytes] = stack.enter_context(path.open("rb"))
+        if file.read(2) == b"\x1f\x8b":
+            file = stack.enter_context(gzip.open(path))  # type: ignore[arg-type]
+        file.seek(0)
+        head = file.read(512).removeprefix(b"\xef\xbb\xbf")
+        if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+            raise CorpusError(f"{path}: an HTML page, not the data; look at it, and fetch it again")
+        file.seek(0)
+        if file.read(3) != b"\xef\xbb\xbf":
+            file.seek(0)
+        yield file
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which pairs of a training text are left out.
+
+    Defined in: book/translation/cleaning.md
+    """
+
+    max_words: int = 200
+    """Most words of a sentence."""
+    max_ratio: float = 4.0
+    """Most words on one side for each on the other."""
+    keep_duplicates: bool = False
+    """Keep pairs that were there before."""
+
+    def reason(self, source: str, target: str) -> str:
+        """Say why a pair is left out; empty if it is not. Duplicates are found elsewhere."""
+        lengths = []
+        for side in (source, target):
+            if not side.isascii() and (_broken(side) or "\ufffd" in side):
+                return "broken characters"
+            lengths.append(len(side.split()))
+        if not all(lengths):
+            return "blank"
+        if max(lengths) > self.max_words:
+            return "too long"
+        if max(lengths) > self.max_ratio * min(lengths):
+            return "length ratio"
+        return ""
+
+
+REASONS = ("broken characters", "blank", "too long", "length ratio", "duplicate")
+
+
+def _broken(text: str) -> bool:
+    """Whether a text has bytes that were not UTF-8.
+
+    Defined in: book/translation/cleaning.md
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def fingerprints(pairs: Iterable[tuple[str, str]]) -> NDArray[np.uint64]:
+    """Return 64 bits for each pair; equal pairs have equal ones.
+
+    Defined in: book/translation/cleaning.md
+    """
+    digests = [
+        hashlib.blake2b(f"{a}\n{b}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        for a, b in pairs
+    ]
+    return np.frombuffer(b"".join(digests), dtype="<u8")
+
+
+class Seen:
+    """A set of fingerprints that only grows: 8 bytes for each, 16 while it is put in order.
+
+    Defined in: book/translation/cleaning.md
+    """
+
+    def __init__(self) -> None:
+        self.runs: list[NDArray[np.uint64]] = []  # sorted, each more than twice its next
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return sum(map(len, self.runs))
+
+    def known(self, values: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Tell which values are in the set."""
+        found = np.zeros(len(values), dtype=bool)
+        for run in self.runs:
+            place = np.minimum(np.searchsorted(run, values), len(run) - 1)
+            found |= run[place] == values
+        return found
+
+    def add(self, values: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Add values, and tell which of them occur for the first time."""
+        unique, first = np.unique(values, return_index=True)
+        fresh = ~self.known(unique)
+        new = np.zeros(len(values), dtype=bool)
+        new[first[fresh]] = True
+        if fresh.any():
+            self.runs.append(unique[fresh])
+        while len(self.runs) > 1 and len(self.runs[-2]) <= 2 * len(self.runs[-1]):
+            merged = np.concatenate([self.runs.pop(), self.runs.pop()])
+            merged.sort()
+            self.runs.append(merged)
+        return new
+
+
+@dataclass
+class Report:
+    """What became of the pairs of a split.
+
+    Attributes:
+        pairs: How many were read.
+        dropped: How many were left out, by reason.
+        first: Where the first of each kind stands.
+        notes: What else should be known.
+
+    Defined in: book/translation/cleaning.md
+    """
+
+    pairs: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> int:
+        """How many pairs are left."""
+        return self.pairs - sum(self.dropped.values())
+
+    def drop(self, reason: str, place: str) -> None:
+        """Count a pair that is left out."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.first.setdefault(reason, place)
+
+    def lines(self) -> Iterator[str]:
+        """Say it in words, line by line."""
+        yield f"{self.kept} of {self.pairs} pairs kept"
+        for reason, count in self.dropped.items():
+            share = count / self.pairs
+            yield f"  {count} dropped ({share:.2%}), {reason}, first {self.first[reason]}"
+        yield from (f"  {note}" for note in self.notes)
+
+
+SHIFTS = (-1, 1, -2, 2)
+ALARM = 100.0  # far above what sides that fit come to; a drift is there within 100 lines or so
+BLOCK = 10_000
+
+
+class DriftCheck:
+    """Watches the lengths of two sides, block by block, for a shift of a line or two.
+
+    Defined in: book/translation/cleaning.md
+    """
+
+    def __init__(self) -> None:
+        self.lengths = np.zeros((0, 2), dtype=np.int64)  # the last four lines of the past
+        self.line = 0  # lines seen
+        self.sums = dict.fromkeys(SHIFTS, 0.0)
+        self.starts = dict.fromkeys(SHIFTS, 1)  # the line after which each sum was last zero
+
+    def add(self, lengths: NDArray[np.int64]) -> tuple[int, int] | None:
+        """Look at the next lines.
+
+        Args:
+            lengths: ``(lines, 2)``, characters of source and target.
+
+        Returns:
+            None if the sides fit; else the first suspicious line, from 1, and the shift.
+        """
+        self.lengths = np.concatenate([self.lengths[-4:], lengths])
+        first = self.line - (len(self.lengths) - len(lengths)) + 1  # its line number
+        self.line += len(lengths)
+        logs = np.log1p(self.lengths)
+        if len(logs) <= 4:
+            return None
+        inner = np.arange(2, len(logs) - 2)
+        ratios = {d: logs[inner, 0] - logs[inner + d, 1] for d in (0, *SHIFTS)}
+        middle = np.median(ratios[0])
+        spread = min(np.median(np.abs(ratio - middle)) for ratio in ratios.values())
+        scale = max(0.1, 1.4826 * float(spread))  # of the best fit: the one without drift
+        square = {d: ((ratio - middle) / scale) ** 2 for d, ratio in ratios.items()}
+        alarms = []
+        for shift in SHIFTS:
+            evidence = np.clip((square[0] - square[shift]) / 2, -3, 3)
+            if found := self._sum_up(shift, evidence, first + 2):
+                alarms.append((found[1], abs(shift), found[0], shift))
+        return min(alarms)[2:] if alarms else None
+
+    def _sum_up(
+        self, shift: int, evidence: NDArray[np.float64], first: int
+    ) -> tuple[int, int] | None:
+        """Go on with a sum; return where the drift begins and where it was noticed."""
+        total = np.concatenate([[0.0], self.sums[shift] + np.cumsum(evidence)])
+        low = np.minimum(np.minimum.accumulate(total), 0.0)
+        total -= low
+        zeros = np.flatnonzero(total[1:] <= 0)
+        over = np.flatnonzero(total[1:] > ALARM)
+        if len(over):
+            zeros = zeros[zeros < over[0]]
+        if len(zeros):
+            self.starts[shift] = first + int(zeros[-1]) + 1
+        self.sums[shift] = float(total[-1])
+        return (self.starts[shift], first + int(over[0])) if len(over) else None
+
+
+def clean(
+    source: tuple[str, Iterable[str]],
+    target: tuple[str, Iterable[str]],
+    report: Report,
+    rules: Rules | None = None,
+    seen: Seen | None = None,
+    *,
+    drift: bool = True,
+) -> Iterator[tuple[str, str]]:
+    """Go through a parallel text and yield the pairs that are fit for training, stripped.
+
+    Args:
+        source: A name for errors, and the lines.
+        target: Likewise.
+        report: Is filled in.
+        rules: What to leave out.
+        seen: The pairs that were there before, if duplicates are to be found across texts.
+        drift: Whether a drift is an error; else it is noted in the report.
+
+    Raises:
+        CorpusError: The counts of the lines differ, or the sides drift.
+
+    Defined in: book/translation/cleaning.md
+    """
+    rules, seen, check = rules or Rules(), Seen() if seen is None else seen, DriftCheck()
+    number = 0
+    for block in _blocks(source, target):
+        found = check.add(np.array([[len(a), len(b)] for a, b in block]))
+        if found:
+            _tell_drift(source[0], target[0], found, report, drift)
+            check = DriftCheck()
+            check.line = number + len(block)
+        block = [(a.strip(), b.strip()) for a, b in block]
+        new = seen.add(fingerprints(block))
+        for pair, fresh in zip(block, new.tolist(), strict=True):
+            number += 1
+            reason = rules.reason(*pair)
+            if not (reason or fresh or rules.keep_duplicates):
+                reason = "duplicate"
+            if reason:
+                report.drop(reason, f"{source[0]}, line {number}")
+            else:
+                yield pair
+        report.pairs += len(block)
+
+
+def _blocks(
+    source: tuple[str, Iterable[str]], target: tuple[str, Iterable[str]]
+) -> Iterator[list[tuple[str, str]]]:
+    """Take the lines of both sides together, ten thousand at a time.
+
+    Defined in: book/translation/cleaning.md
+    """
+    sides, number = (iter(source[1]), iter(target[1])), 0
+    while True:
+        first, second = (list(itertools.islice(side, BLOCK)) for side in sides)
+        number += min(len(first), len(second))
+        if len(first) != len(second):
+            short, long = (source, target) if len(first) < len(second) else (target, source)
+            raise CorpusError(
+                f"{short[0]} ends after line {number}, and {long[0]} goes on; "
+                "line n of one file must translate line n of the other"
+            )
+        if not first:
+            return
+        yield list(zip(first, second, strict=True))
+
+
+def _tell_drift(
+    source: str, target: str, found: tuple[int, int], report: Report, error: bool
+) -> None:
+    line, shift = found
+    text = (
+        f"{source}, line {line}: the lengths suggest that from about here on, line n is translated "
+        f"by line n{shift:+d} of {target}"
+    )
+    if error:
+        raise CorpusError(f"{text}; align the files again, or go on with --allow-drift")
+    report.notes.append(text)
