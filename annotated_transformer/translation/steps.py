@@ -396,7 +396,7 @@ def packed(model: EncoderDecoder) -> Iterator[None]:
     try:
         yield
     finally:
-        del _kept[model]
+        _kept.pop(model, None)  # at the end of Python it may be gone already
 
 
 def _packed_decoder(model: EncoderDecoder) -> PackedDecoder:
