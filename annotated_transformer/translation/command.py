@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,14 +33,18 @@ from annotated_transformer.translation.checkpoints import (
     load_system,
     write_atomically,
 )
+from annotated_transformer.translation.cleaning import locate
 from annotated_transformer.translation.corpora import (
     CORPORA,
+    MULTI30K,
     CorpusError,
     ParallelText,
+    fetch,
     load_corpus,
     read_lines,
     read_parallel,
 )
+from annotated_transformer.translation.shards import Files, Preparation, Prepared, prepare
 from annotated_transformer.translation.system import (
     RECIPES,
     Run,
@@ -104,6 +108,8 @@ class Train:
     """Source and target text for training, for the corpus "files"."""
     valid_files: tuple[Path, Path] | None = None
     """Source and target text for validation, for the corpus "files"."""
+    prepared: Path | None = None
+    """Folder that the command prepare made; the corpus is "prepared" then."""
     save_every: float = 60.0
     """Seconds between checkpoints."""
     record: Path | None = None
@@ -124,9 +130,11 @@ class Train:
             progress=not self.quiet,
         )
 
-    def texts(self) -> tuple[ParallelText, ParallelText]:
+    def texts(self) -> tuple[ParallelText, ParallelText] | Prepared:
         """Load training and validation text."""
         options = self.training
+        if self.prepared is not None:
+            return Prepared(self.prepared)
         if options.corpus != "files":
             return self.load("train"), self.load("val")
         if self.train_files is None or self.valid_files is None:
@@ -139,22 +147,30 @@ class Train:
     def __call__(self) -> int:
         """Train, score, and write the record."""
         options = self.training
+        if (options.corpus == "prepared") != (self.prepared is not None):
+            raise UsageError("--corpus prepared and --prepared FOLDER go together")
         check_options(options)
-        out = self.out or Path("runs") / f"{options.corpus}-{options.pair}-{options.preset}"
         texts = self.texts()
-        for text in texts:
-            if report := text.report():
-                say(f"{text.name} {text.split}: {report}")
+        if isinstance(texts, Prepared):
+            options = prepared_options(options, texts)
+        else:
+            for text in texts:
+                if report := text.report():
+                    say(f"{text.name} {text.split}: {report}")
+        out = self.out or Path("runs") / f"{options.corpus}-{options.pair}-{options.preset}"
         say(str(prepare_cpu()))
         run = Run(options, out, texts)
-        say(f"{len(run.train.source)} sentence pairs, checkpoints in {out}")
+        say(f"{len(run.train)} sentence pairs, checkpoints in {out}")
         if not run.go(save_every=self.save_every, progress=not self.quiet):
             done = run.state["updates"]
             say(f"{NAME}: interrupted after update {done}; the same command goes on from there")
             return 130
         system = load_system(out)
         split = TEST.get(options.corpus, "val")
-        test = self.load(split) if options.corpus in TEST else texts[1]
+        if isinstance(texts, Prepared):
+            test = texts.lines(split)
+        else:
+            test = self.load(split) if options.corpus in TEST else texts[1]
         scores = {split: evaluate_system(system, test, progress=not self.quiet)}
         show(scores[split], f"{options.corpus} {split}, greedy")
         if options.average:
@@ -167,6 +183,17 @@ class Train:
         data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
         write_atomically(self.record or out / "record.json", data)
         return 0
+
+
+def prepared_options(options: Training, corpus: Prepared) -> Training:
+    """Return the options with what was decided when the corpus was prepared.
+
+    Defined in: book/translation/command.md
+    """
+    if options.size is not None or options.tokenizer != "bpe":
+        raise UsageError("--size and --tokenizer words: not for a prepared corpus; prepare another")
+    made = corpus.options
+    return replace(options, pair=made.pair, vocabulary=made.vocabulary, max_len=made.max_len)
 
 
 def languages(pair: str) -> tuple[str, str]:
@@ -307,7 +334,94 @@ class Average:
         return 0
 
 
-def parse(args: Sequence[str]) -> Train | Translate | Evaluate | Average:
+@dataclass(frozen=True)
+class Prepare:
+    """Clean a corpus, learn its sub-words, write it in shards; or go on where it stopped.
+
+    Defined in: book/translation/command.md
+    """
+
+    out: Positional[Path]
+    """Folder for the prepared corpus."""
+    preparation: OmitArgPrefixes[Preparation] = field(default_factory=Preparation)
+    corpus: str = "files"
+    """What to prepare, files, or multi30k, which is downloaded."""
+    train_files: tuple[Path, ...] = ()
+    """Source and target text, pair by pair; a path may go on inside a tar or zip archive."""
+    valid_files: tuple[Path, Path] | None = None
+    """Source and target text for validation."""
+    test_files: tuple[Path, Path] | None = None
+    """Source and target text for the test."""
+    mirror: Path | None = None
+    """Folder that holds the corpora's files, instead of a download."""
+    workers: int | None = None
+    """Processes that encode; as many as there are processors unless given."""
+    quiet: bool = False
+    """Show no progress bar."""
+
+    def files(self) -> Files:
+        """Find the files of each split, downloading or unpacking them where that is needed."""
+        pair = languages(self.preparation.pair)
+        if self.corpus != "files":
+            return corpus_files(self.corpus, pair, mirror=self.mirror, progress=not self.quiet)
+        paths = [locate(path, self.out / "unpacked") for path in self.train_files]
+        if not paths or len(paths) % 2 or self.valid_files is None:
+            raise UsageError("--corpus files: give --train-files and --valid-files, by two")
+        found = {"train": list(zip(paths[::2], paths[1::2], strict=True))}
+        for split, files in (("val", self.valid_files), ("test", self.test_files)):
+            if files is not None:
+                source, target = (locate(path, self.out / "unpacked") for path in files)
+                found[split] = [(source, target)]
+        return found
+
+    def __call__(self) -> int:
+        """Prepare."""
+        options = self.preparation
+        for name in ("vocabulary", "max_len", "max_words", "max_ratio"):
+            if not 0 < (value := getattr(options, name)) < 1 << 16:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {value}: must be above 0 and below 65536")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"--workers {self.workers}: must be greater than 0")
+        corpus = prepare(
+            self.out,
+            self.files(),
+            options,
+            workers=self.workers,
+            progress=not self.quiet,
+            say=say,
+        )
+        say(f"{len(corpus.text('train'))} sentence pairs in {self.out}; train with --prepared")
+        return 0
+
+
+def corpus_files(
+    corpus: str, pair: tuple[str, str], *, mirror: Path | None = None, progress: bool = True
+) -> Files:
+    """Fetch the files of a corpus that the package knows.
+
+    Raises:
+        CorpusError: They cannot be had.
+        UsageError: There is no such corpus or language.
+
+    Defined in: book/translation/command.md
+    """
+    tables = {"multi30k": MULTI30K}
+    if corpus not in tables:
+        raise UsageError(f"--corpus {corpus}: choose among files, {', '.join(tables)}")
+    table = tables[corpus]
+    if unknown := set(pair) - {language for _, language in table}:
+        raise UsageError(f"--pair {'-'.join(pair)}: {corpus} has no {', '.join(sorted(unknown))}")
+    found = {}
+    for split in dict.fromkeys(split for split, _ in table):
+        source, target = (
+            fetch(table[split, language], mirror=mirror, progress=progress) for language in pair
+        )
+        found[split] = [(source, target)]
+    return found
+
+
+def parse(args: Sequence[str]) -> Train | Translate | Evaluate | Average | Prepare:
     """Make a command of the words on the command line.
 
     Raises:
@@ -322,6 +436,8 @@ def parse(args: Sequence[str]) -> Train | Translate | Evaluate | Average:
             corpus = following
         elif word.startswith("--corpus="):
             corpus = word.partition("=")[2]
+        elif word.partition("=")[0] == "--prepared":
+            corpus = "prepared"
     recipe = RECIPES.get(corpus, replace(RECIPES["grammar"], corpus=corpus))
     box = io.StringIO()
     try:
@@ -330,7 +446,8 @@ def parse(args: Sequence[str]) -> Train | Translate | Evaluate | Average:
                 Annotated[Train, _command(Train, default=Train(training=recipe))]
                 | Annotated[Translate, _command(Translate)]
                 | Annotated[Evaluate, _command(Evaluate)]
-                | Annotated[Average, _command(Average)],
+                | Annotated[Average, _command(Average)]
+                | Annotated[Prepare, _command(Prepare)],
                 args=list(args),
                 prog=NAME,
                 description="Train and use translation systems, as in 'Attention Is All You Need'.",

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -54,6 +54,7 @@ from annotated_transformer.translation.checkpoints import (
 )
 from annotated_transformer.translation.corpora import CorpusError, ParallelText
 from annotated_transformer.translation.decoding import greedy_search
+from annotated_transformer.translation.shards import Prepared, ShardedText
 from annotated_transformer.translation.steps import packed
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
@@ -80,7 +81,7 @@ class Training:
     """
 
     corpus: str = "grammar"
-    """What to learn from, grammar (embedded, needs no network), multi30k, or files."""
+    """What to learn from, grammar (embedded, needs no network), multi30k, files, or prepared."""
     pair: str = "de-en"
     """Source and target language."""
     preset: Literal["tiny", "base", "big"] = "tiny"
@@ -145,6 +146,18 @@ RECIPES: dict[str, Training] = {
         average=10,
     ),
     "files": Training(corpus="files"),
+    "prepared": Training(  # the paper's base model: section 5, and Table 3
+        corpus="prepared",
+        preset="base",
+        vocabulary=37_000,
+        max_tokens=3125,
+        accumulate=8,
+        updates=100_000,
+        warmup=4000,
+        peak=7e-4,
+        average=5,
+        average_every=1389,  # ten minutes: 100,000 updates took 12 hours
+    ),
 }
 
 
@@ -202,16 +215,31 @@ class Encoded:
         """Source and target length of each pair, special symbols included."""
         return [(len(s) + 1, len(t) + 1) for s, t in zip(self.source, self.target, strict=True)]
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.source)
+
+    def batch(self, numbers: Iterable[int]) -> Batch:
         """Make a batch of the pairs with these numbers."""
+        numbers = list(numbers)
         return make_batch([self.source[i] for i in numbers], [self.target[i] for i in numbers])
 
+    def order(
+        self, max_tokens: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True
+    ) -> list[list[int]]:
+        """Group the pairs into batches, see ``token_batches``."""
+        return token_batches(self.lengths(), max_tokens, seed=seed, epoch=epoch, shuffle=shuffle)
 
-def learn_tokenizers(text: ParallelText, options: Training) -> tuple[Tokenizer, Tokenizer]:
-    """Learn the tokenizers of source and target from a training text.
+
+def learn_tokenizers(
+    text: ParallelText | Prepared, options: Training
+) -> tuple[Tokenizer, Tokenizer]:
+    """Learn the tokenizers of source and target from a training text, or take what was learned.
 
     Defined in: book/translation/system.md
     """
+    if isinstance(text, Prepared):
+        return text.tokenizer, text.tokenizer
     if options.tokenizer == "words":
         first, second = text.languages
         return WordTokenizer.train(text.source, first), WordTokenizer.train(text.target, second)
@@ -251,6 +279,15 @@ def encode(
     return Encoded([source[i] for i in keep], [target[i] for i in keep])
 
 
+def longest(text: Encoded | ShardedText) -> int:
+    """Return the most tokens that a sentence has, special symbols included.
+
+    Defined in: book/translation/system.md
+    """
+    lengths = text.lengths()
+    return max(map(max, lengths)) if isinstance(lengths, list) else int(lengths.max())
+
+
 def place(text: ParallelText, index: int, side: int) -> str:
     """Name the file and line of a sentence, counting the blank lines that were dropped.
 
@@ -263,15 +300,22 @@ def place(text: ParallelText, index: int, side: int) -> str:
 
 
 def updates_to_come(
-    text: Encoded, options: Training, done: int
+    text: Encoded | ShardedText, options: Training, done: int, begun: Sequence[int] = (0, 0)
 ) -> Iterator[tuple[int, int, list[Batch]]]:
     """Yield, for each update after ``done``, its epoch, how many it leaves, its batches.
 
+    Args:
+        text: What to learn from.
+        options: Seed, size of the batches, number of updates.
+        done: How many updates were done.
+        begun: An epoch, and how many updates were done before it: what came before need not
+            be put in order again.
+
     Defined in: book/translation/system.md
     """
-    number = 0
-    for epoch in itertools.count():
-        order = token_batches(text.lengths(), options.max_tokens, seed=options.seed, epoch=epoch)
+    first, number = begun
+    for epoch in itertools.count(first):
+        order = text.order(options.max_tokens, seed=options.seed, epoch=epoch)
         starts = range(0, len(order), options.accumulate)
         for start in starts:
             if number >= options.updates:
@@ -349,7 +393,7 @@ class Run:
     Args:
         options: What to train.
         folder: Where checkpoints go.
-        texts: Training and validation text.
+        texts: Training and validation text, or a prepared corpus that has both.
 
     Attributes:
         system: The model with its tokenizers.
@@ -364,23 +408,31 @@ class Run:
     """
 
     def __init__(
-        self, options: Training, folder: Path, texts: tuple[ParallelText, ParallelText]
+        self,
+        options: Training,
+        folder: Path,
+        texts: tuple[ParallelText, ParallelText] | Prepared,
     ) -> None:
         check_options(options)
         self.options, self.folder = options, folder
         self.state: dict[str, Any] = {"updates": 0, "seconds": 0.0, "curve": [], "best": None}
         self.state["commit"] = commit()
+        self.state["epoch"] = (0, 0)  # its number, and the updates before it
         self.recent = Progress()  # since the last point of the curve
         remove_leftovers(folder)
         remove_leftovers(folder / "snapshots")
         resuming = (folder / "config.json").exists()
-        self.system = self._load(texts[0]) if resuming else self._begin(texts[0])
-        self.train, self.valid = (encode(t, self.system.tokenizers, options) for t in texts)
-        longest = max(map(max, self.train.lengths()))
-        if longest > options.max_tokens:
-            raise UsageError(
-                f"--max-tokens {options.max_tokens}: a sentence has {longest}; raise the number"
-            )
+        text = texts if isinstance(texts, Prepared) else texts[0]
+        self.system = self._load(text) if resuming else self._begin(text)
+        self.train: Encoded | ShardedText
+        self.valid: Encoded | ShardedText
+        self.train, self.valid = self._encoded(texts)
+        most = longest(self.train)
+        for name in ("max_tokens", "max_len"):
+            if most > (limit := getattr(options, name)):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {limit}: a sentence has {most}; raise the number"
+                )
         if not resuming:
             save_description(self.system, folder)
         width = self.system.config.d_model
@@ -395,16 +447,24 @@ class Run:
         """The file from which the training goes on."""
         return self.folder / "training.safetensors"
 
-    def _described(self, text: ParallelText) -> dict[str, Any]:
+    def _encoded(
+        self, texts: tuple[ParallelText, ParallelText] | Prepared
+    ) -> tuple[Encoded, Encoded] | tuple[ShardedText, ShardedText]:
+        if isinstance(texts, Prepared):
+            return texts.text("train", check=True), texts.text("val", check=True)
+        train, valid = (encode(text, self.system.tokenizers, self.options) for text in texts)
+        return train, valid
+
+    def _described(self, text: ParallelText | Prepared) -> dict[str, Any]:
         return {"options": asdict(self.options), "checksums": dict(text.checksums)}
 
-    def _begin(self, text: ParallelText) -> System:
+    def _begin(self, text: ParallelText | Prepared) -> System:
         tokenizers = learn_tokenizers(text, self.options)
         config = model_config(self.options, tokenizers[0] is tokenizers[1])
         model = fresh_model(tokenizers, config, self.options.seed)
         return System(model, config, text.languages, tokenizers, self._described(text))
 
-    def _load(self, text: ParallelText) -> System:
+    def _load(self, text: ParallelText | Prepared) -> System:
         system = load_system(self.folder, weights=None)
         check_same(system.training, self._described(text), self.folder)
         system.model = fresh_model(system.tokenizers, system.config, self.options.seed)
@@ -449,7 +509,11 @@ class Run:
         )
         saved = time.monotonic()
         with bar, interruption() as stop:
-            for epoch, left, batches in updates_to_come(self.train, options, state["updates"]):
+            begun = state.get("epoch", (0, 0))
+            todo = updates_to_come(self.train, options, state["updates"], begun)
+            for epoch, left, batches in todo:
+                if epoch != begun[0]:
+                    begun = state["epoch"] = (epoch, state["updates"])
                 model.train()
                 result = update(model, batches, self.optimizer, self.schedule, options.smoothing)
                 self.recent += result
@@ -497,9 +561,8 @@ class Run:
 
     def measure(self, model: EncoderDecoder) -> Progress:
         """Measure the loss of a model on the validation text."""
-        lengths = self.valid.lengths()
-        most = max(self.options.max_tokens, *map(max, lengths))
-        order = token_batches(lengths, most, shuffle=False)
+        most = max(self.options.max_tokens, longest(self.valid))
+        order = self.valid.order(most, shuffle=False)
         return evaluate(model, (self.valid.batch(numbers) for numbers in order))
 
     def validate(self, epoch: int) -> None:

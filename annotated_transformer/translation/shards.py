@@ -1,0 +1,742 @@
+"""Token numbers in memory-mapped shards, batches from them, and how a corpus is prepared.
+
+Defined in the chapter *Shards* (book/translation/shards.md).
+"""
+
+# Written from book/translation/shards.md: edit the chapter instead.
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from annotated_transformer.notation import BOS, EOS, PAD
+from annotated_transformer.training.batches import Batch
+from annotated_transformer.translation.checkpoints import write_atomically
+from annotated_transformer.translation.cleaning import (
+    Report,
+    Rules,
+    Seen,
+    clean,
+    fingerprints,
+    stream_lines,
+)
+from annotated_transformer.translation.corpora import (
+    CorpusError,
+    ParallelText,
+    read_parallel,
+    sha256_of,
+)
+from annotated_transformer.translation.tokenizers import (
+    BPETokenizer,
+    TokenizerError,
+    load_tokenizer,
+    save_tokenizer,
+)
+
+
+def write_shard(
+    path: str | Path,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    vocabulary: int,
+    **data: Any,
+) -> None:
+    """Write pairs of token numbers, without special symbols, into a file; atomically.
+
+    Args:
+        path: The file.
+        pairs: Source and target of each.
+        vocabulary: Numbers are below it; up to 65,536, each takes 2 bytes, above it 4.
+        data: What else the header is to say.
+
+    Defined in: book/translation/shards.md
+    """
+    sides = [side for pair in pairs for side in pair]
+    offsets = np.zeros(len(sides) + 1, dtype=np.uint32)
+    np.cumsum([len(side) for side in sides], out=offsets[1:])
+    small = np.uint16 if vocabulary <= 1 << 16 else np.uint32
+    tokens = np.fromiter(itertools.chain(*sides), dtype=small, count=int(offsets[-1]))
+    header = {**data, "pairs": len(pairs), "sha256": _digest(offsets, tokens)}
+    arrays: dict[str, NDArray[Any]] = {"offsets": offsets, "tokens": tokens}
+    write_atomically(path, safetensors.numpy.save(arrays, {"data": json.dumps(header)}))
+
+
+def _digest(offsets: NDArray[Any], tokens: NDArray[Any]) -> str:
+    found = hashlib.sha256(offsets.tobytes())
+    found.update(tokens.tobytes())
+    return found.hexdigest()
+
+
+class Shard:
+    """A file of pairs, mapped into memory.
+
+    Attributes:
+        data: What the header says.
+        offsets: Where each sentence begins, ``(2 * pairs + 1,)``.
+        tokens: All token numbers, source and target by turns.
+
+    Raises:
+        CorpusError: The file is missing, cut off, or no shard.
+
+    Defined in: book/translation/shards.md
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                if length > self.path.stat().st_size:
+                    raise ValueError("its header is longer than the file")
+                header = json.loads(file.read(length))
+            self.data: dict[str, Any] = json.loads(header["__metadata__"]["data"])
+            self.offsets = self._map(header["offsets"], 8 + length)
+            self.tokens = self._map(header["tokens"], 8 + length)
+            if len(self.offsets) != 2 * self.data["pairs"] + 1:
+                raise ValueError("its header does not fit its arrays")
+        except OSError as error:
+            raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except (struct.error, ValueError, KeyError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise CorpusError(
+                f"{path}: damaged ({reason}); delete the folder and prepare the corpus again"
+            ) from None
+
+    def _map(self, entry: Mapping[str, Any], start: int) -> NDArray[Any]:
+        kind = {"U16": np.uint16, "U32": np.uint32}[entry["dtype"]]
+        shape, place = tuple(entry["shape"]), start + entry["data_offsets"][0]
+        if not shape[0]:  # nothing cannot be mapped
+            return np.zeros(0, dtype=kind)
+        return np.memmap(self.path, dtype=kind, mode="r", offset=place, shape=shape)
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return int(self.data["pairs"])
+
+    def pair(self, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return source and target of a pair."""
+        first, second, third = self.offsets[2 * number : 2 * number + 3].tolist()
+        return self.tokens[first:second], self.tokens[second:third]
+
+    def check(self) -> None:
+        """Raise CorpusError if the numbers do not have the checksum in the header."""
+        if _digest(self.offsets, self.tokens) != self.data["sha256"]:
+            raise CorpusError(
+                f"{self.path}: damaged (its numbers do not have the checksum in its header); "
+                "delete the folder and prepare the corpus again"
+            )
+
+
+class ShardedText:
+    """Sentence pairs as token numbers, in shards on the disk.
+
+    Args:
+        paths: The shards, in order.
+        check: Whether to compare the checksums; this reads everything once.
+
+    Raises:
+        CorpusError: A shard is missing or damaged, or there is no pair in them.
+
+    Defined in: book/translation/shards.md
+    """
+
+    def __init__(self, paths: Sequence[str | Path], *, check: bool = False) -> None:
+        self.shards = [Shard(path) for path in paths]
+        if check:
+            for shard in self.shards:
+                shard.check()
+        self.starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
+        if not len(self):
+            raise CorpusError(f"{Path(paths[0]).parent if paths else 'shards'}: no pair in them")
+        self._lengths = np.empty((len(self), 2), dtype=np.uint16)
+        for start, shard in zip(self.starts[:-1], self.shards, strict=True):
+            found = np.diff(shard.offsets).reshape(-1, 2) + 1
+            self._lengths[start : start + len(shard)] = found
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return int(self.starts[-1])
+
+    def lengths(self) -> NDArray[np.uint16]:
+        """Source and target length of each pair, ``(pairs, 2)``, a special symbol included."""
+        return self._lengths
+
+    def pair(self, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return source and target of a pair, without special symbols."""
+        home = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return self.shards[home].pair(number - int(self.starts[home]))
+
+    def batch(self, numbers: Iterable[int]) -> Batch:
+        """Make a batch of the pairs with these numbers, as ``make_batch`` does from lists."""
+        sides = zip(*(self.pair(int(number)) for number in numbers), strict=True)
+        source, target = (_block(rows, begin) for rows, begin in zip(sides, (0, 1), strict=True))
+        return Batch(source, target)
+
+    def order(
+        self, max_tokens: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True
+    ) -> list[NDArray[np.uint32]]:
+        """Group the pairs into batches, see :func:`pooled_batches`."""
+        return pooled_batches(self._lengths, max_tokens, seed=seed, epoch=epoch, shuffle=shuffle)
+
+
+def _block(rows: Sequence[NDArray[Any]], begin: int) -> torch.Tensor:
+    """Lay rows into a padded block, each after ``begin`` BOS symbols and before an EOS.
+
+    Defined in: book/translation/shards.md
+    """
+    block = np.full((len(rows), begin + 1 + max(map(len, rows))), PAD, dtype=np.int64)
+    block[:, :begin] = BOS
+    for line, row in zip(block, rows, strict=True):
+        line[begin : begin + len(row)] = row
+        line[begin + len(row)] = EOS
+    return torch.from_numpy(block)
+
+
+def pooled_batches(
+    lengths: NDArray[Any],
+    max_tokens: int,
+    *,
+    pool: int = 100,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = True,
+) -> list[NDArray[np.uint32]]:
+    """Group pairs of similar length into batches of at most ``max_tokens`` (section 5.1).
+
+    The rule is that of ``token_batches``, in arrays.
+
+    Args:
+        lengths: ``(pairs, 2)``, special symbols included.
+        max_tokens: Most source tokens, and most target tokens, of a batch, padding included.
+        pool: Batches that a pool is good for.
+        seed: Chooses the order, together with ``epoch``.
+        epoch: Number of the pass over the data.
+        shuffle: Keep one pool, and batches from short to long, when false.
+
+    Returns:
+        Numbers of pairs, batch by batch; each pair stands in exactly one.
+
+    Raises:
+        ValueError: A sentence alone is longer than ``max_tokens``.
+
+    Defined in: book/translation/shards.md
+    """
+    longer = lengths.max(axis=1).astype(np.int64)
+    if len(longer) and longer.max() > max_tokens:
+        raise ValueError(
+            f"pair {longer.argmax() + 1} has {longer.max()} tokens, more than the {max_tokens} of "
+            "a batch: raise the number, or drop the pair"
+        )
+    order = np.arange(len(longer), dtype=np.uint32)
+    chance = np.random.default_rng([seed, epoch])
+    size = max(1, len(order))
+    if shuffle:
+        chance.shuffle(order)
+        size = max(1, round(pool * max_tokens / max(1.0, float(longer.mean()))))
+    batches = []
+    for start in range(0, len(order), size):
+        part = order[start : start + size]  # a view: sorted where it stands
+        part[:] = part[np.lexsort((lengths[part, 1], lengths[part, 0], longer[part]))]
+        batches += [part[i:j] for i, j in _cuts(longer[part], max_tokens)]
+    if shuffle:
+        batches = [batches[i] for i in chance.permutation(len(batches))]
+    return batches
+
+
+def _cuts(widths: NDArray[np.int64], max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Cut rising widths into batches, each as large as fits.
+
+    Defined in: book/translation/shards.md
+    """
+    start = 0
+    while start < len(widths):
+        most = widths[start : start + max_tokens // widths[start]]
+        cost = most * np.arange(1, len(most) + 1)
+        stop = start + int(np.searchsorted(cost, max_tokens, side="right"))
+        yield start, stop
+        start = stop
+
+
+SHARD = 50_000  # pairs; a piece of work for one process, some seconds long
+
+
+def write_pieces(pairs: Iterable[tuple[str, str]], folder: Path, split: str) -> None:
+    """Write cleaned pairs in pieces, ``SHARD`` pairs each.
+
+    Defined in: book/translation/shards.md
+    """
+    pairs = iter(pairs)
+    for number in itertools.count():
+        piece = list(itertools.islice(pairs, SHARD))
+        if not piece:
+            return
+        text = "".join(f"{source}\n{target}\n" for source, target in piece)
+        write_atomically(folder / f"{split}-{number:05d}.txt", text.encode())
+
+
+def read_piece(path: Path, step: int = 1, start: int = 0) -> Iterator[tuple[str, str]]:
+    """Go through every ``step``-th pair of a piece.
+
+    Defined in: book/translation/shards.md
+    """
+    with path.open(encoding="utf-8", newline="\n") as file:
+        rows = zip(file, file, strict=True)
+        for source, target in itertools.islice(rows, start, None, step):
+            yield source[:-1], target[:-1]
+
+
+def sample_pieces(pieces: Sequence[Path], counts: Sequence[int], most: int) -> Iterator[str]:
+    """Go through the lines of at most ``most`` pairs at equal distances, both sides.
+
+    Args:
+        pieces: The pieces of a text.
+        counts: How many pairs each has.
+        most: Most pairs to take.
+
+    Defined in: book/translation/shards.md
+    """
+    step, start = max(1, -(-sum(counts) // most)), 0
+    for path, count in zip(pieces, counts, strict=True):
+        for pair in read_piece(path, step, start):
+            yield from pair
+        start = (start - count) % step
+
+
+def encode_piece(piece: Path, shard: Path, tokenizer: Path, max_len: int) -> None:
+    """Encode a piece of text into a shard, without the pairs of more than ``max_len`` tokens.
+
+    Args:
+        piece: The text.
+        shard: The file to write.
+        tokenizer: The tokenizer's file; both sides share it.
+        max_len: Most tokens of a sentence, special ones included.
+
+    Defined in: book/translation/shards.md
+    """
+    shared = load_tokenizer(tokenizer)
+    pairs, long = [], 0
+    for source, target in read_piece(piece):
+        pair = shared.encode(source), shared.encode(target)
+        if max(map(len, pair)) < max_len:  # the end symbol needs a place
+            pairs.append(pair)
+        else:
+            long += 1
+    write_shard(shard, pairs, len(shared), long=long)
+
+
+def _start_worker(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and go when it is gone.
+
+    Defined in: book/translation/shards.md
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def processors() -> int:
+    """Return how many processors this process may use.
+
+    Defined in: book/translation/shards.md
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Start processes that work; none of them outlives this one.
+
+    Raises:
+        CorpusError: One of them was killed.
+
+    Defined in: book/translation/shards.md
+    """
+    # A forked process shares the memory of its parent; elsewhere each loads its own libraries.
+    context = get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(),))
+    try:
+        yield pool
+    except BrokenProcessPool:
+        raise CorpusError(
+            "a worker process was killed, perhaps for lack of memory; run the same command again, "
+            "it goes on from there; fewer --workers need less"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+FORMAT = 1
+SAMPLE = 500_000  # pairs that the vocabulary is learned from, at most
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a corpus is prepared.
+
+    Defined in: book/translation/shards.md
+    """
+
+    pair: str = "de-en"
+    """Source and target language."""
+    vocabulary: int = 37_000
+    """Number of sub-words, shared by both languages."""
+    max_len: int = 256
+    """Most tokens of a sentence, special ones included; longer ones are dropped and counted."""
+    max_words: int = 200
+    """Most words of a training sentence."""
+    max_ratio: float = 4.0
+    """Most words on one side of a training pair for each on the other."""
+    keep_duplicates: bool = False
+    """Keep training pairs that were there before."""
+    allow_drift: bool = False
+    """Go on where the two sides seem to drift against each other."""
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language, one by one."""
+        first, _, second = self.pair.partition("-")
+        return first, second
+
+    @property
+    def rules(self) -> Rules:
+        """Which pairs are left out."""
+        return Rules(self.max_words, self.max_ratio, self.keep_duplicates)
+
+
+Files = Mapping[str, Sequence[tuple[Path, Path]]]  # by split: source and target, one or more
+
+
+def prepare(
+    folder: str | Path,
+    files: Files,
+    options: Preparation,
+    *,
+    workers: int | None = None,
+    progress: bool = False,
+    say: Callable[[str], None] = print,
+) -> Prepared:
+    """Clean a corpus, learn its vocabulary, and encode it into shards; or go on with it.
+
+    Args:
+        folder: Where everything goes.
+        files: Source and target files of each split; ``train`` is cleaned, the others are
+            for evaluation, and keep every line.
+        options: How to do it.
+        workers: Processes that encode; as many as there are processors unless given.
+        progress: Show progress bars.
+        say: What to do with messages.
+
+    Returns:
+        The prepared corpus. Where the folder holds it already, nothing is done.
+
+    Raises:
+        CorpusError: A file cannot be used, or the folder holds something else.
+
+    Defined in: book/translation/shards.md
+    """
+    folder = Path(folder)
+    plan = _plan(files, options)
+    _check_plan(folder, plan)
+    if (folder / "prepared.json").exists():
+        shutil.rmtree(folder / "text", ignore_errors=True)
+        say(f"{folder}: is prepared; nothing to do")
+        return Prepared(folder)
+    write_atomically(folder / "plan.json", _json(plan))
+    reports = _clean_all(folder, files, options, progress, say)
+    with worker_pool(workers or processors()) as pool:
+        if not (folder / "tokenizer.json").exists():
+            say(f"learning {options.vocabulary} sub-words")
+            counts = [min(SHARD, left) for left in range(reports["train"]["kept"], 0, -SHARD)]
+            pieces = sorted((folder / "text").glob("train-*.txt"))
+            pool.submit(_learn, folder, pieces, counts, options.vocabulary).result()
+        _encode_all(folder, options, pool, progress)
+    summary = {"plan": plan, "reports": reports, "shards": _summary(folder)}
+    write_atomically(folder / "prepared.json", _json(summary))
+    shutil.rmtree(folder / "text", ignore_errors=True)
+    return Prepared(folder)
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _plan(files: Files, options: Preparation) -> dict[str, Any]:
+    """Name sources by checksum, and what is done with them.
+
+    Defined in: book/translation/shards.md
+    """
+    sources = {
+        split: [[{"file": path.name, "sha256": _checksum(path)} for path in pair] for pair in pairs]
+        for split, pairs in files.items()
+    }
+    return {"format": FORMAT, "options": asdict(options), "shard": SHARD, "sources": sources}
+
+
+def _checksum(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _check_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """Raise CorpusError if the folder belongs to another plan, or to something else.
+
+    Defined in: book/translation/shards.md
+    """
+    if not folder.exists():
+        return
+    try:
+        before = json.loads((folder / "plan.json").read_bytes())
+    except FileNotFoundError:
+        if any(not entry.name.startswith(".") for entry in folder.iterdir() if entry.is_file()):
+            raise CorpusError(f"{folder}: is in use; choose another folder with --out") from None
+        return
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"{folder / 'plan.json'}: damaged ({error}); delete the folder") from None
+    if before != plan:
+        differing = [name for name in plan if before.get(name) != plan[name]]
+        raise CorpusError(
+            f"{folder}: holds a corpus that was prepared with other {' and '.join(differing)}; "
+            "choose another folder with --out, or delete this one"
+        )
+
+
+def _clean_all(
+    folder: Path,
+    files: Files,
+    options: Preparation,
+    progress: bool,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write the pieces of every split, unless they are there; return what was dropped.
+
+    Defined in: book/translation/shards.md
+    """
+    done = folder / "text" / "reports.json"
+    if done.exists():
+        return dict(json.loads(done.read_bytes()))
+    shutil.rmtree(folder / "text", ignore_errors=True)
+    held: dict[str, ParallelText] = {}
+    for split in files:
+        if split != "train":
+            held[split] = _held_out(folder, split, files[split], options)
+            write_pieces(held[split], folder / "text", split)
+    report = Report()
+    overlap = Overlap(held)
+    pairs = _training_pairs(files["train"], options, report)
+    with tqdm(desc="cleaning", unit=" pairs", unit_scale=True, disable=not progress) as bar:
+        write_pieces(overlap.watch(_counted(pairs, bar)), folder / "text", "train")
+    if not report.kept:
+        raise CorpusError(f"{files['train'][0][0]}: no pair is left after cleaning")
+    report.notes += overlap.notes()
+    for line in report.lines():
+        say(line)
+    reports: dict[str, Any] = {split: {"kept": len(text)} for split, text in held.items()}
+    reports["train"] = {"kept": report.kept, **asdict(report)}
+    write_atomically(done, _json(reports))
+    return reports
+
+
+def _held_out(
+    folder: Path, split: str, files: Sequence[tuple[Path, Path]], options: Preparation
+) -> ParallelText:
+    """Copy the text of a split that is for evaluation; every line counts there.
+
+    Defined in: book/translation/shards.md
+    """
+    if len(files) != 1:
+        raise CorpusError(f"{split}: give one pair of files for evaluation, not {len(files)}")
+    text = read_parallel(*files[0], languages=options.languages, split=split, drop_blank=False)
+    for language, side in zip(options.languages, (text.source, text.target), strict=True):
+        data = "".join(f"{line}\n" for line in side).encode()
+        write_atomically(folder / f"{split}.{language}", data)
+    return text
+
+
+def _training_pairs(
+    files: Sequence[tuple[Path, Path]], options: Preparation, report: Report
+) -> Iterator[tuple[str, str]]:
+    seen = Seen()
+    for paths in files:
+        source, target = ((path.name, stream_lines(path)) for path in paths)
+        yield from clean(source, target, report, options.rules, seen, drift=not options.allow_drift)
+
+
+def _counted(pairs: Iterable[tuple[str, str]], bar: tqdm[Any]) -> Iterator[tuple[str, str]]:
+    for pair in pairs:
+        bar.update()
+        yield pair
+
+
+class Overlap:
+    """Finds source sentences that the training text shares with texts for evaluation.
+
+    Defined in: book/translation/shards.md
+    """
+
+    def __init__(self, held: Mapping[str, ParallelText]) -> None:
+        self.lines: dict[str, dict[int, int]] = {}  # by split: fingerprint, line
+        for split, text in held.items():
+            marks = fingerprints((line.strip(), "") for line in text.source).tolist()
+            self.lines[split] = dict(zip(reversed(marks), range(len(marks), 0, -1), strict=True))
+        self.met: dict[str, set[int]] = {split: set() for split in held}
+
+    def watch(self, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+        """Hand pairs on, noting those that are in a text for evaluation."""
+        pairs = iter(pairs)
+        while block := list(itertools.islice(pairs, 10_000)):
+            marks = set(fingerprints((source, "") for source, _ in block).tolist())
+            for split, known in self.lines.items():
+                self.met[split] |= marks & known.keys()
+            yield from block
+
+    def notes(self) -> Iterator[str]:
+        """Say for each split how many of its sentences were met, and the first of them."""
+        for split, met in self.met.items():
+            if met:
+                first = min(self.lines[split][mark] for mark in met)
+                yield (
+                    f"{len(met)} different source sentences of {split} stand in the training text "
+                    f"too, the first in its line {first}"
+                )
+
+
+def _learn(folder: Path, pieces: Sequence[Path], counts: Sequence[int], size: int) -> None:
+    """Learn the vocabulary from the training text (section 5.1).
+
+    Defined in: book/translation/shards.md
+    """
+    lines = sample_pieces(pieces, counts, SAMPLE)
+    try:
+        save_tokenizer(BPETokenizer.train(lines, size), folder / "tokenizer.json")
+    except TokenizerError as error:
+        raise CorpusError(f"--vocabulary {size}: {error}") from None
+
+
+def _encode_all(
+    folder: Path, options: Preparation, pool: ProcessPoolExecutor, progress: bool
+) -> None:
+    """Encode all pieces of which there is no shard yet.
+
+    Defined in: book/translation/shards.md
+    """
+    (folder / "shards").mkdir(exist_ok=True)
+    futures = []
+    for piece in sorted((folder / "text").glob("*.txt")):
+        shard = folder / "shards" / f"{piece.stem}.safetensors"
+        if not shard.exists():
+            arguments = piece, shard, folder / "tokenizer.json", options.max_len
+            futures.append(pool.submit(encode_piece, *arguments))
+    bar = tqdm(desc="encoding", total=len(futures), unit=" shards", disable=not progress)
+    with bar:
+        for future in as_completed(futures):
+            future.result()
+            bar.update()
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """Return what each shard's header says.
+
+    Defined in: book/translation/shards.md
+    """
+    return {
+        path.stem: Shard(path).data for path in sorted((folder / "shards").glob("*.safetensors"))
+    }
+
+
+class Prepared:
+    """A corpus as :func:`prepare` left it.
+
+    Attributes:
+        languages: Source and target language.
+        tokenizer: Of both languages.
+        reports: What became of the pairs of each split.
+        checksums: File names with the SHA-256 of their bytes, as ``ParallelText`` has them: the
+            files of the training text, and the description of the folder.
+
+    Raises:
+        CorpusError: The folder is not prepared, or damaged.
+
+    Defined in: book/translation/shards.md
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            raw = (self.folder / "prepared.json").read_bytes()
+            data = json.loads(raw)
+            plan = data["plan"]
+            if plan["format"] != FORMAT:
+                raise ValueError(f"its format {plan['format']!r} is unknown to this version")
+            self.options = Preparation(**plan["options"])
+            self.reports: dict[str, Any] = data["reports"]
+            self.shards: dict[str, dict[str, Any]] = data["shards"]
+            files = itertools.chain(*plan["sources"]["train"])
+            self.checksums = (
+                *((entry["file"], entry["sha256"]) for entry in files),
+                ("prepared.json", hashlib.sha256(raw).hexdigest()),
+            )
+            self.tokenizer = load_tokenizer(self.folder / "tokenizer.json")
+        except FileNotFoundError:
+            raise CorpusError(
+                f"{self.folder}: not prepared, or not to the end; run the command prepare"
+            ) from None
+        except OSError as error:
+            raise CorpusError(f"{self.folder}: cannot be read: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorpusError(f"{self.folder / 'prepared.json'}: damaged ({error})") from None
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.options.languages
+
+    def text(self, split: str = "train", *, check: bool = False) -> ShardedText:
+        """Return the token numbers of a split; ``check`` compares all checksums."""
+        names = [name for name in self.shards if name.rpartition("-")[0] == split]
+        if not names:
+            raise CorpusError(f"{self.folder}: has no split {split!r}")
+        paths = [self.folder / "shards" / f"{name}.safetensors" for name in names]
+        text = ShardedText(paths, check=check)
+        for name, shard in zip(names, text.shards, strict=True):
+            if shard.data != self.shards[name]:
+                raise CorpusError(f"{shard.path}: belongs to another corpus; prepare it again")
+        return text
+
+    def lines(self, split: str) -> ParallelText:
+        """Return the text of a split that is for evaluation, every line of it."""
+        first, second = (self.folder / f"{split}.{language}" for language in self.languages)
+        text = read_parallel(
+            first, second, languages=self.languages, name="prepared", split=split, drop_blank=False
+        )
+        return text
