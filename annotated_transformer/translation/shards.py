@@ -478,7 +478,7 @@ def prepare(
             counts = [min(SHARD, left) for left in range(reports["train"]["kept"], 0, -SHARD)]
             pieces = sorted((folder / "text").glob("train-*.txt"))
             pool.submit(_learn, folder, pieces, counts, options.vocabulary).result()
-        _encode_all(folder, options, pool, progress)
+        _encode_all(folder, options, pool, progress, say)
     summary = {"plan": plan, "reports": reports, "shards": _summary(folder)}
     write_atomically(folder / "prepared.json", _json(summary))
     shutil.rmtree(folder / "text", ignore_errors=True)
@@ -644,7 +644,11 @@ def _learn(folder: Path, pieces: Sequence[Path], counts: Sequence[int], size: in
 
 
 def _encode_all(
-    folder: Path, options: Preparation, pool: ProcessPoolExecutor, progress: bool
+    folder: Path,
+    options: Preparation,
+    pool: ProcessPoolExecutor,
+    progress: bool,
+    say: Callable[[str], None],
 ) -> None:
     """Encode all pieces of which there is no shard yet.
 
@@ -657,6 +661,7 @@ def _encode_all(
         if not shard.exists():
             arguments = piece, shard, folder / "tokenizer.json", options.max_len
             futures.append(pool.submit(encode_piece, *arguments))
+    say(f"encoding {len(futures)} pieces")
     bar = tqdm(desc="encoding", total=len(futures), unit=" shards", disable=not progress)
     with bar:
         for future in as_completed(futures):

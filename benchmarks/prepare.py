@@ -1,0 +1,164 @@
+"""Measure memory and time of preparing a large corpus: ``python -m benchmarks.prepare --help``.
+
+The corpus is made up: words of random syllables, as frequent as words are (Zipf's law), a
+target word for each source word, sentences as long as those of news; some pairs are blank,
+repeated, far too long, or of unlike lengths. It is written first, then the command ``prepare``
+runs in a process of its own, and twice a second the memory of all its processes is added up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+
+from annotated_transformer.translation.system import commit, processor, versions
+
+TYPES = 200_000  # different words of a language
+BLOCK = 50_000  # pairs written at a time
+
+
+def words(seed: int) -> list[str]:
+    """Make up the words of a language."""
+    chance = np.random.default_rng(seed)
+    syllables = [a + b + c for a in "bdfghklmnprstvwz" for b in "aeiouäöü" for c in ("", "n", "r")]
+    found: dict[str, None] = {}
+    while len(found) < TYPES:
+        lengths = chance.integers(1, 5, TYPES)
+        drawn = chance.integers(0, len(syllables), (TYPES, 4))
+        for row, length in zip(drawn.tolist(), lengths.tolist(), strict=True):
+            found.setdefault("".join(syllables[i] for i in row[:length]))
+    return sorted(list(found)[:TYPES], key=len)  # frequent words are short
+
+
+def write_corpus(folder: Path, pairs: int, seed: int = 0) -> None:
+    """Write ``train.de`` and ``train.en``, and a thousand pairs more for validation."""
+    chance = np.random.default_rng(seed)
+    source, target = (np.array(words(n), dtype=object) for n in (1, 2))
+    for split, count in (("train", pairs), ("valid", 1000)):
+        sides = [(folder / f"{split}.{name}").open("w", encoding="utf-8") for name in ("de", "en")]
+        for start in range(0, count, BLOCK):
+            for pair in sentences(min(BLOCK, count - start), source, target, chance):
+                for side, line in zip(sides, pair, strict=True):
+                    side.write(line + "\n")
+        for side in sides:
+            side.close()
+
+
+def sentences(
+    count: int, source: np.ndarray, target: np.ndarray, chance: np.random.Generator
+) -> list[tuple[str, str]]:
+    """Make up pairs, one in fifty of them unfit."""
+    lengths = np.clip(np.exp(chance.normal(3.0, 0.5, count)), 1, 100).astype(int)
+    drawn = (TYPES ** chance.random(int(lengths.sum()))).astype(int) - 1  # Zipf: uniform logarithm
+    found, end = [], 0
+    for length, kind in zip(lengths.tolist(), chance.integers(0, 250, count).tolist(), strict=True):
+        numbers = drawn[end : end + length]
+        end += length
+        pair = " ".join(source[numbers]) + ".", " ".join(target[numbers]) + "."
+        if kind == 0:
+            pair = pair[0], ""
+        elif kind in (1, 2) and found:
+            pair = found[-1]
+        elif kind == 3:
+            pair = " ".join([pair[0]] * 300), pair[1]
+        elif kind == 4:
+            pair = pair[0], pair[1] + " and so on" * (2 * length)
+        found.append(pair)
+    return found
+
+
+def memory(parent: int) -> tuple[int, int]:
+    """Return the memory of a process and all its children, in bytes.
+
+    Returns:
+        Each page counted once, divided among those who share it; and the sum of what each
+        process has, shared pages counted for each.
+    """
+    family, shares, sizes = [parent], 0, 0
+    for pid in family:
+        try:
+            for thread in (Path("/proc") / str(pid) / "task").iterdir():
+                family += [int(child) for child in (thread / "children").read_text().split()]
+            rollup = (Path("/proc") / str(pid) / "smaps_rollup").read_text()
+        except OSError:  # it has just ended
+            continue
+        kib = {line.split()[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
+        shares += 1024 * kib["Pss:"]
+        sizes += 1024 * kib["Rss:"]
+    return shares, sizes
+
+
+def measure(command: list[str]) -> dict[str, object]:
+    """Run ``prepare``; return seconds and peak memory of each step, and what it said."""
+    steps: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(command, stderr=output)
+        said, last = "", time.monotonic()
+        while process.poll() is None:
+            output.seek(0)
+            said = output.read()
+            now = [step for step in ("learning", "encoding") if f"\n{step} " in said]
+            step = steps.setdefault(now[-1] if now else "cleaning", {"seconds": 0.0})
+            step["seconds"] += time.monotonic() - last
+            last = time.monotonic()
+            once, twice = memory(process.pid)
+            step["peak_bytes"] = max(step.get("peak_bytes", 0), once)
+            step["peak_bytes_shared_twice"] = max(step.get("peak_bytes_shared_twice", 0), twice)
+            time.sleep(0.5)
+        if process.returncode:
+            raise SystemExit(said)
+    return {"steps": steps, "said": said.splitlines()}
+
+
+def main() -> None:
+    """Write a corpus, prepare it, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.prepare")
+    parser.add_argument("--pairs", type=int, default=5_000_000)
+    parser.add_argument("--vocabulary", type=int, default=37_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="for the corpus; a temporary one unless given")
+    parser.add_argument("--record", type=Path, default=Path("results/prepare-5m.json"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        write_corpus(folder, options.pairs)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        train, valid = (
+            [str(folder / f"{s}.{x}") for x in ("de", "en")] for s in ("train", "valid")
+        )
+        command = [sys.executable, "-m", "annotated_transformer", "prepare", str(folder / "out")]
+        command += ["--train-files", *train, "--valid-files", *valid, "--quiet"]
+        command += ["--vocabulary", str(options.vocabulary), "--workers", str(options.workers)]
+        result = measure(command)
+        out = folder / "out"
+        shards = sum(path.stat().st_size for path in (out / "shards").iterdir())
+    record = {
+        "command": shlex.join(["python", "-m", "benchmarks.prepare", *sys.argv[1:]]),
+        "commit": commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "seed": 0,
+        "versions": versions(),
+        "hardware": {"processor": processor(), "gpu": None},
+        "pairs": options.pairs,
+        "text_bytes": size,
+        "shard_bytes": shards,
+        "vocabulary": options.vocabulary,
+        "workers": options.workers,
+        **result,
+    }
+    record["said"] = [line.replace(name, "FOLDER") for line in record["said"]]
+    options.record.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
