@@ -465,8 +465,11 @@ def live_heatmap(
     column_label: str,
     title: str = "",
     value_label: str = "value",
+    hover: bool = False,
 ) -> alt.Chart:
     """Draw a matrix whose cells tell their value; arguments as in ``heatmap``.
+
+    With ``hover``, a row is singled out by pointing at it, and not by a click.
 
     Defined in: book/figures.md
     """
@@ -477,7 +480,8 @@ def live_heatmap(
         for (i, j), value in np.ndenumerate(values)
         if np.isfinite(value)
     ]
-    pick = alt.selection_point(fields=["i"], on="click")
+    on, clear = ("pointerover", "pointerout") if hover else ("click", "dblclick")
+    pick = alt.selection_point(fields=["i"], on=on, clear=clear)
     low, high = _range(values)
     # Vega's names of our maps of colours.
     shade = alt.Scale(scheme="purpleorange" if low < 0 else "viridis", domain=[low, high])

@@ -302,6 +302,12 @@ def test_live_heatmap_rows_are_rows():
         assert (cell["row"], cell["column"]) == (row, column)  # what the tooltip says
 
 
+@pytest.mark.parametrize(("hover", "event"), [(False, "click"), (True, "pointerover")])
+def test_rows_are_picked_by_click_or_by_pointing(hover, event):
+    (pick,) = live_heatmap(NUMBERS, ROWS, COLUMNS, **NAMES, hover=hover).to_dict()["params"]
+    assert (pick["select"]["on"], pick["select"]["fields"]) == (event, ["i"])
+
+
 def test_large_live_heatmap_stays_on_the_page():
     spec = live_heatmap(np.eye(100), list(range(100)), list(range(100)), **NAMES).to_dict()
     assert max(spec["width"], spec["height"]) <= 480

@@ -17,7 +17,8 @@ CLAIMS = scoreboard.load_claims()
 CORE = [
     path
     for path in sorted((ROOT / "annotated_transformer").rglob("*.py"))
-    if "translation" not in path.parts and path.name not in ("figures.py", "__main__.py")
+    if not {"translation", "results"} & set(path.parts)
+    and path.name not in ("figures.py", "__main__.py")
 ]
 
 

@@ -1,0 +1,483 @@
+"""Attention weights captured, labelled, drawn and measured (section 4, appendix).
+
+Defined in the chapter *What the heads look at* (book/results/attention_maps.md).
+"""
+
+# Written from book/results/attention_maps.md: edit the chapter instead.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import altair as alt
+import seaborn
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from annotated_transformer.figures import SEQUENTIAL, canvas, live_heatmap
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import EncoderDecoder
+from annotated_transformer.notation import BOS, EOS
+from annotated_transformer.training.batches import make_batch
+from annotated_transformer.translation.grammar import LEXICON, Pair
+from annotated_transformer.translation.tokenizers import Tokenizer
+
+
+@contextmanager
+def captured(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Keep the attention weights of a model's latest call, while the block lasts.
+
+    Outputs and gradients are the same, to rounding.
+
+    Args:
+        model: Any module that has a ``MultiHeadedAttention`` inside, or is one.
+
+    Yields:
+        For the name of each attention that was called, its weights ``(batch, h, n, m)``.
+
+    Raises:
+        ValueError: There is no ``MultiHeadedAttention`` in the model.
+
+    Defined in: book/results/attention_maps.md
+    """
+    found = {n: m for n, m in model.named_modules() if isinstance(m, MultiHeadedAttention)}
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no MultiHeadedAttention to look into")
+    before = {name: (module.keep_weights, module.attn) for name, module in found.items()}
+    weights: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: MultiHeadedAttention, *_: Any) -> None:
+            if module.attn is not None:
+                weights[name] = module.attn
+
+        return hook
+
+    hooks = [module.register_forward_hook(keep(name)) for name, module in found.items()]
+    try:
+        for module in found.values():
+            module.keep_weights = True
+        yield weights
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for name, module in found.items():
+            module.keep_weights, module.attn = before[name]
+
+
+Part = Literal["encoder", "decoder", "cross"]
+PLACES: Mapping[Part, str] = {
+    "encoder": "encoder.layers.{}.self_attn",
+    "decoder": "decoder.layers.{}.self_attn",
+    "cross": "decoder.layers.{}.src_attn",
+}
+
+
+def stacked(weights: Mapping[str, Tensor], part: Part) -> Tensor:
+    """Return the captured weights of all layers of a part, ``(batch, layers, h, n, m)``.
+
+    Raises:
+        KeyError: Nothing was captured for this part.
+
+    Defined in: book/results/attention_maps.md
+    """
+    layers: list[Tensor] = []
+    while (name := PLACES[part].format(len(layers))) in weights:
+        layers.append(weights[name])
+    if not layers:
+        raise KeyError(f"no weights of the {part} were captured: call the model in the block")
+    return torch.stack(layers, dim=1)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The attention weights of a sentence pair, with the tokens that they stand for.
+
+    Attributes:
+        source: The ``m`` tokens that the encoder reads, the end symbol included.
+        target: The ``n`` tokens that the decoder reads, the begin symbol included.
+        weights: For each part, shape ``(layers, h, queries, keys)``.
+
+    Defined in: book/results/attention_maps.md
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: Mapping[Part, Tensor]
+
+    def labels(self, part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the queries and the keys of a part."""
+        queries = self.source if part == "encoder" else self.target
+        return queries, self.target if part == "decoder" else self.source
+
+
+@torch.no_grad()
+def look(
+    model: EncoderDecoder,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    pairs: Sequence[tuple[str, str]],
+    size: int = 64,
+) -> list[Maps]:
+    """Let a model read sentence pairs, and return what its heads looked at.
+
+    Args:
+        model: Is read in evaluation mode, and left in the mode that it was in.
+        tokenizers: Of source and target.
+        pairs: Source and target sentences.
+        size: Pairs in a batch.
+
+    Defined in: book/results/attention_maps.md
+    """
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    maps: list[Maps] = []
+    try:
+        for start in range(0, len(pairs), size):
+            texts = pairs[start : start + size]
+            sources, targets = (
+                [tokenizer.encode(text[side]) for text in texts]
+                for side, tokenizer in enumerate(tokenizers)
+            )
+            batch = make_batch(sources, targets).to(device)
+            with captured(model) as kept:
+                model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+            parts = {part: stacked(kept, part).cpu() for part in PLACES}
+            for k, (source, target) in enumerate(zip(sources, targets, strict=True)):
+                m, n = len(source) + 1, len(target) + 1  # with end, with begin
+                weights: dict[Part, Tensor] = {
+                    "encoder": parts["encoder"][k, :, :, :m, :m],
+                    "decoder": parts["decoder"][k, :, :, :n, :n],
+                    "cross": parts["cross"][k, :, :, :n, :m],
+                }
+                read = tokenizers[0].tokens([*source, EOS]), tokenizers[1].tokens([BOS, *target])
+                maps.append(Maps(tuple(read[0]), tuple(read[1]), weights))
+    finally:
+        model.train(training)
+    return maps
+
+
+def check_labels(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> None:
+    """Raise ValueError unless weights are ``(layers, h, len(queries), len(keys))``.
+
+    Defined in: book/results/attention_maps.md
+    """
+    if weights.dim() != 4 or weights.shape[2:] != (len(queries), len(keys)):
+        raise ValueError(
+            f"weights of shape {tuple(weights.shape)}, "
+            f"not (layers, heads, {len(queries)} queries, {len(keys)} keys)"
+        )
+
+
+def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Figure:
+    """Draw every head of a part; queries are rows, keys are columns.
+
+    Args:
+        weights: Shape ``(layers, h, n, m)``.
+        queries: The ``n`` tokens that attend.
+        keys: The ``m`` tokens that are attended to.
+
+    Raises:
+        ValueError: The weights do not fit the labels.
+
+    Defined in: book/results/attention_maps.md
+    """
+    check_labels(weights, queries, keys)
+    layers, h = weights.shape[:2]
+    figure, axes = canvas(layers, h, size=(1.5 * h + 1, 1.5 * layers + 1))
+    look: dict[str, Any] = {"cmap": SEQUENTIAL, "vmin": 0, "vmax": 1, "cbar": False}
+    for (layer, head), ax in [((i, j), axes[i, j]) for i in range(layers) for j in range(h)]:
+        rows = list(queries) if head == 0 else False
+        columns = list(keys) if layer == layers - 1 else False
+        matrix = weights[layer, head].detach().cpu().double().numpy()
+        seaborn.heatmap(matrix, ax=ax, yticklabels=rows, xticklabels=columns, **look)
+        ax.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
+        ax.tick_params(labelsize=7)
+        ax.grid(visible=False)
+    figure.supylabel("query")
+    figure.supxlabel("key")
+    return figure
+
+
+def live_heads(
+    weights: Tensor,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    *,
+    title: str = "",
+    first: tuple[int, int] = (0, 0),
+) -> alt.Chart:
+    """Draw one head at a time, of a layer and a head that the reader chooses.
+
+    Args:
+        weights: Shape ``(layers, h, n, m)``.
+        queries: The ``n`` tokens that attend: rows.
+        keys: The ``m`` tokens that are attended to: columns.
+        title: Title of the chart.
+        first: Layer and head that are shown first, counted from 0.
+
+    Raises:
+        ValueError: The weights do not fit the labels.
+
+    Defined in: book/results/attention_maps.md
+    """
+    check_labels(weights, queries, keys)
+    names = {"row_label": "query", "column_label": "key", "value_label": "weight"}
+    chart = live_heatmap(weights[first], queries, keys, **names, title=title, hover=True)
+    layers, h = weights.shape[:2]
+    rounded = (weights.double() * 1e4).round() / 1e4
+    chart.data = alt.InlineData(
+        values=[
+            {"i": i, "j": j, "row": query, "column": key, "of": rounded[:, :, i, j].tolist()}
+            for i, query in enumerate(queries)
+            for j, key in enumerate(keys)
+        ]
+    )
+    shade = alt.Scale(scheme="viridis", domain=[0, 1])
+    chart = chart.encode(color=alt.Color("value:Q", scale=shade, title="weight"))
+    choices = [
+        alt.param(
+            name=name,
+            value=chosen + 1,
+            bind=alt.binding_select(options=list(range(1, count + 1)), name=f"{name} "),
+        )
+        for name, chosen, count in (("layer", first[0], layers), ("head", first[1], h))
+    ]
+    moving = chart.transform_calculate(value="datum.of[layer - 1][head - 1]")
+    whole: alt.Chart = moving.add_params(*choices)
+    return whole
+
+
+Links = frozenset[tuple[int, int]]  # (row, column): a query, and a key that it should look at
+
+
+def as_table(links: Links, n: int, m: int) -> Tensor:
+    """Return links as a boolean table ``(n, m)``.
+
+    Raises:
+        ValueError: A link lies outside, as when rows and columns were mixed up.
+
+    Defined in: book/results/attention_maps.md
+    """
+    table = torch.zeros(n, m, dtype=torch.bool)
+    for row, column in links:
+        if not (0 <= row < n and 0 <= column < m):
+            raise ValueError(f"link ({row}, {column}) lies outside a map of {n} rows, {m} columns")
+        table[row, column] = True
+    return table
+
+
+def hits(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
+    """Return how often each head looks where it should.
+
+    Args:
+        maps: Weights of each sentence, ``(layers, h, n, m)``.
+        links: What is right in each sentence.
+
+    Returns:
+        Of the queries with a link, the share whose largest weight is on a linked key,
+        ``(layers, h)``.
+
+    Raises:
+        ValueError: There are no links, or one lies outside its map.
+
+    Defined in: book/results/attention_maps.md
+    """
+    right, asked = torch.zeros(maps[0].shape[:2]), 0
+    for weights, linked in zip(maps, links, strict=True):
+        table = as_table(linked, *weights.shape[2:])
+        rows = table.any(dim=1).nonzero()[:, 0]
+        top = weights[:, :, rows].argmax(dim=-1)  # (layers, h, rows)
+        right += table[rows, top].sum(dim=-1)
+        asked += len(rows)
+    if not asked:
+        raise ValueError("no links: there is nothing to be right or wrong about")
+    return right / asked
+
+
+def chance(maps: Sequence[Tensor], links: Sequence[Links], part: Part) -> float:
+    """Return the share of hits to be expected from looking at any visible key alike.
+
+    Defined in: book/results/attention_maps.md
+    """
+    total, asked = 0.0, 0
+    for weights, linked in zip(maps, links, strict=True):
+        right = as_table(linked, *weights.shape[2:]).sum(dim=1).tolist()
+        for row, count in enumerate(right):
+            total += count / (row + 1 if part == "decoder" else weights.size(3))
+            asked += count > 0
+    return total / max(1, asked)
+
+
+def at_distances(n: int, m: int, distances: Sequence[int]) -> Tensor:
+    """Return maps ``(1, distances, n, m)`` in which query ``i`` looks at key ``i - distance``.
+
+    A key beyond the sentence's ends is replaced by the nearest one inside.
+
+    Defined in: book/results/attention_maps.md
+    """
+    keys = torch.arange(n) - torch.tensor(distances).unsqueeze(1)  # (distances, n)
+    return F.one_hot(keys.clamp(0, m - 1), m).float().unsqueeze(0)
+
+
+def alignment_error_rate(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
+    """Return the error rate of the word alignment that each head of the cross-attention gives.
+
+    Args:
+        maps: Weights of each sentence, ``(layers, h, words + 1, words + 1)``: the last query
+            chooses the end symbol, and the last key is one; both are no words.
+        links: (target word, source word) of each sentence, all of them sure.
+
+    Returns:
+        Between 0, all right, and 1; shape ``(layers, h)``.
+
+    Raises:
+        ValueError: A link lies outside its map.
+
+    Defined in: book/results/attention_maps.md
+    """
+    common, size = torch.zeros(maps[0].shape[:2]), 0
+    for weights, sure in zip(maps, links, strict=True):
+        n, m = weights.size(2) - 1, weights.size(3) - 1
+        table = as_table(sure, n, m)
+        top = weights[:, :, :n, :m].argmax(dim=-1)  # (layers, h, n)
+        common += table[torch.arange(n), top].sum(dim=-1)
+        size += n + len(sure)
+    return 1 - 2 * common / size
+
+
+def translations(pair: Pair) -> Links:
+    """Cross-attention: the row that chooses a German word, and the English words it renders.
+
+    Defined in: book/results/attention_maps.md
+    """
+    return frozenset((j, i) for i, j in pair.alignment)
+
+
+NOUNS = frozenset(form for noun in LEXICON for form in (noun.english, noun.english_plural))
+
+
+def antecedents(pair: Pair) -> Links:
+    """Encoder: from *it* to its noun.
+
+    Defined in: book/results/attention_maps.md
+    """
+    found = [reference.english for reference in pair.coreferences]
+    return frozenset(link for link in found if pair.english[link[0]] == "it")
+
+
+def pronouns(pair: Pair) -> Links:
+    """Cross-attention: the row that chooses *er*, *sie* or *es* for *it*, and the English noun.
+
+    Defined in: book/results/attention_maps.md
+    """
+    return frozenset(
+        (reference.german[0], reference.english[1])
+        for reference in pair.coreferences
+        if pair.english[reference.english[0]] == "it"
+    )
+
+
+def nearest_nouns(pair: Pair) -> Links:
+    """As ``pronouns``, with the nearest noun before *it*, whether it is meant or not.
+
+    Defined in: book/results/attention_maps.md
+    """
+    return frozenset(
+        (reference.german[0], max(i for i in range(place) if pair.english[i] in NOUNS))
+        for reference in pair.coreferences
+        if pair.english[place := reference.english[0]] == "it"
+    )
+
+
+@contextmanager
+def silenced(attention: MultiHeadedAttention, head: int) -> Iterator[None]:
+    """Take a head, counted from 0, out of the sum of heads while the block lasts.
+
+    Raises:
+        IndexError: There is no such head.
+
+    Defined in: book/results/attention_maps.md
+    """
+    if not 0 <= head < attention.h:
+        raise IndexError(f"head {head} of {attention.h}")
+    part = attention.out_proj.weight.detach()[:, head * attention.d_v : (head + 1) * attention.d_v]
+    kept = part.clone()
+    try:
+        part.zero_()
+        yield
+    finally:
+        part.copy_(kept)
+
+
+def brackets(pair: Pair, least: int = 4, most: int = 99) -> Links:
+    """Decoder: the row that chooses the last part of a German verb, and its first part.
+
+    Args:
+        pair: A sentence pair.
+        least: Fewest words from the first part to the last.
+        most: Most words.
+
+    Defined in: book/results/attention_maps.md
+    """
+    found = set()
+    for english in {i for i, _ in pair.alignment}:
+        parts = [j for i, j in pair.alignment if i == english]
+        if least <= max(parts) - min(parts) <= most:
+            found.add((max(parts), min(parts) + 1))  # the key stands one after the begin symbol
+    return frozenset(found)
+
+
+ARTICLES = frozenset({"the", "a", "an"})
+
+
+def articles(pair: Pair) -> Links:
+    """Cross-attention: the row that chooses a German article, and the English article.
+
+    Defined in: book/results/attention_maps.md
+    """
+    return frozenset((j, i) for i, j in pair.alignment if pair.english[i].lower() in ARTICLES)
+
+
+def article_nouns(pair: Pair) -> Links:
+    """As ``articles``, with the English noun that the article belongs to.
+
+    Defined in: book/results/attention_maps.md
+    """
+    places = range(len(pair.english))
+    return frozenset(
+        (row, next(k for k in places if k > article and pair.english[k] in NOUNS))
+        for row, article in articles(pair)
+    )
+
+
+def back(distance: int, part: Part) -> Callable[[Pair], Links]:
+    """Self-attention: from every token to the one at a distance before it (after, if negative).
+
+    Defined in: book/results/attention_maps.md
+    """
+
+    def links(pair: Pair) -> Links:
+        n = len(pair.german if part == "decoder" else pair.english) + 1
+        return frozenset((i, i - distance) for i in range(n) if 0 <= i - distance < n)
+
+    return links
+
+
+BEHAVIOURS: Mapping[tuple[Part, str], Callable[[Pair], Links]] = {
+    ("encoder", "it → noun"): antecedents,
+    ("encoder", "itself"): back(0, "encoder"),
+    ("encoder", "previous"): back(1, "encoder"),
+    ("encoder", "next"): back(-1, "encoder"),
+    ("decoder", "verb → first part"): brackets,
+    ("decoder", "just read"): back(0, "decoder"),
+    ("decoder", "the one before"): back(1, "decoder"),
+    ("cross", "translation"): translations,
+    ("cross", "article → article"): articles,
+    ("cross", "article → noun"): article_nouns,
+    ("cross", "pronoun → noun"): pronouns,
+}

@@ -1,0 +1,580 @@
+"""Weights are captured without a trace, labelled rightly, and counted as a slow count would."""
+
+import contextlib
+import functools
+import html
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+import vl_convert
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.collections import QuadMesh
+
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import make_model
+from annotated_transformer.notation import BOS, EOS
+from annotated_transformer.results import attention_maps
+from annotated_transformer.results.attention_maps import (
+    BEHAVIOURS,
+    NOUNS,
+    alignment_error_rate,
+    antecedents,
+    article_nouns,
+    articles,
+    as_table,
+    at_distances,
+    back,
+    brackets,
+    captured,
+    chance,
+    hits,
+    live_heads,
+    look,
+    nearest_nouns,
+    overview,
+    pronouns,
+    silenced,
+    stacked,
+    translations,
+)
+from annotated_transformer.training.batches import make_batch
+from annotated_transformer.training.loop import batch_loss
+from annotated_transformer.translation.decoding import greedy_decode, greedy_search
+from annotated_transformer.translation.grammar import Coreference, Pair, grammar_pairs
+from annotated_transformer.translation.steps import packed
+
+SOURCES, TARGETS = [[4, 5, 6, 7], [8, 9]], [[6, 5], [9, 8, 7]]
+
+
+def a_model(dropout=0.0, seed=0):
+    torch.manual_seed(seed)
+    return make_model(11, 11, N=2, d_model=16, d_ff=32, h=4, dropout=dropout).double()
+
+
+def run(model, batch):
+    return model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+
+
+def attentions(model):
+    return [m for m in model.modules() if isinstance(m, MultiHeadedAttention)]
+
+
+# Capturing
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_outputs_and_gradients_stay(training, dropout):
+    model, batch = a_model(dropout).train(training), make_batch(SOURCES, TARGETS)
+    found = []
+    for watch in (False, True):
+        torch.manual_seed(1)
+        model.zero_grad()
+        if watch:
+            with captured(model):
+                out = run(model, batch)
+                out.square().sum().backward()
+        else:
+            out = run(model, batch)
+            out.square().sum().backward()
+        found.append([out, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 30
+    for plain, watched in zip(*found, strict=True):
+        assert torch.allclose(plain, watched, rtol=1e-10, atol=1e-12)
+
+
+def test_packed_training_stays():
+    model, batch = a_model(), make_batch(SOURCES, TARGETS)
+    plain = batch_loss(model, batch)[0]
+    with captured(model) as weights:
+        watched = batch_loss(model, batch)[0]
+    assert torch.allclose(plain, watched, rtol=1e-12)
+    assert stacked(weights, "cross").shape == (2, 2, 4, 4, 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_are_those_of_the_library(seed):
+    torch.manual_seed(seed)
+    ours = MultiHeadedAttention(3, 12, 0.0).double()
+    theirs = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.in_proj.weight, ours.in_proj.bias
+    query, key = torch.randn(2, 4, 12).double(), torch.randn(2, 5, 12).double()
+    mask = torch.rand(2, 4, 5) < 0.7
+    mask[..., 0] = True
+    with captured(ours) as weights:
+        ours(query, key, key, mask)
+    hidden = (~mask).repeat_interleave(3, dim=0)
+    wanted = theirs(query, key, key, attn_mask=hidden, average_attn_weights=False)[1]
+    assert torch.allclose(weights[""], wanted, atol=1e-12)
+    assert not weights[""].requires_grad
+
+
+def test_everything_is_put_back():
+    model, batch = a_model(), make_batch(SOURCES, TARGETS)
+    first, *others = attentions(model)
+    first.keep_weights = True
+    run(model, batch)
+    mine = first.attn
+    with contextlib.suppress(ZeroDivisionError), captured(model) as weights:
+        run(model, batch)
+        assert first.attn is not mine
+        raise ZeroDivisionError
+    assert len(weights) == 6  # what was captured outlives the block
+    assert first.keep_weights
+    assert first.attn is mine
+    assert not any(m.keep_weights or m.attn is not None for m in others)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_blocks_may_be_nested():
+    model = a_model()
+    batches = [make_batch(SOURCES, TARGETS), make_batch(SOURCES[:1], TARGETS[:1])]
+    with captured(model) as outer:
+        run(model, batches[0])
+        with captured(model) as inner:
+            run(model, batches[1])
+        assert stacked(outer, "cross").size(0) == stacked(inner, "cross").size(0) == 1
+        run(model, batches[0])
+    assert stacked(outer, "cross").size(0) == 2
+    assert stacked(inner, "cross").size(0) == 1
+    assert not any(m.keep_weights for m in attentions(model))
+
+
+def test_a_part_may_be_watched_alone():
+    model, batch = a_model(), make_batch(SOURCES, TARGETS)
+    with captured(model.encoder) as weights:
+        run(model, batch)
+    assert sorted(weights) == ["layers.0.self_attn", "layers.1.self_attn"]
+    with captured(model) as weights:
+        model.encode(batch.src, batch.src_mask)
+    assert stacked(weights, "encoder").shape == (2, 2, 4, 5, 5)
+    with pytest.raises(KeyError, match="cross"):
+        stacked(weights, "cross")
+
+
+def test_a_model_without_attention_is_refused():
+    with (
+        pytest.raises(ValueError, match="Linear has no MultiHeadedAttention"),
+        captured(torch.nn.Linear(2, 2)),
+    ):
+        pass
+
+
+def test_steps_give_the_rows_of_one_pass():
+    model, batch = a_model().eval(), make_batch(SOURCES, TARGETS)
+    with captured(model) as weights:
+        run(model, batch)
+        whole = {part: stacked(weights, part) for part in ("decoder", "cross")}
+        memory, cache = model.encode(batch.src, batch.src_mask), model.cache(4)
+        for i in range(4):
+            model.decode(memory, batch.src_mask, batch.tgt[:, i : i + 1], None, cache)
+            for part, at_once in whole.items():
+                row = stacked(weights, part)
+                assert row.size(3) == 1
+                wanted = at_once[:1, :, :, i : i + 1, : row.size(4)]  # without padding
+                assert torch.allclose(row[:1], wanted, atol=1e-12)
+
+
+def test_translations_stay():
+    model = a_model().float().eval()
+    plain = greedy_search(model, SOURCES, 9)
+    with captured(model) as weights:
+        assert greedy_search(model, SOURCES, 9) == plain
+    assert stacked(weights, "decoder").size(3) == 1  # the last step
+    assert greedy_search(model, SOURCES, 9) == plain
+
+
+# Reading sentences
+
+
+class Letters:
+    """A tokenizer: a letter is a token."""
+
+    def encode(self, text):
+        return [4 + ord(letter) - ord("a") for letter in text]
+
+    def tokens(self, ids):
+        return [{BOS: "<s>", EOS: "</s>"}.get(i) or chr(i - 4 + ord("a")) for i in ids]
+
+
+TEXTS = [("abc", "da"), ("b", "gfed"), ("cd", "a")]
+
+
+def test_look_labels_and_crops():
+    model = a_model().train()
+    seen = look(model, (Letters(), Letters()), TEXTS, size=2)
+    assert model.training
+    assert len(seen) == 3
+    assert seen[1].source == ("b", "</s>")
+    assert seen[1].target == ("<s>", "g", "f", "e", "d")
+    assert seen[1].labels("encoder") == (seen[1].source, seen[1].source)
+    assert seen[1].labels("decoder") == (seen[1].target, seen[1].target)
+    assert seen[1].labels("cross") == (seen[1].target, seen[1].source)
+    for maps in seen:
+        for part, weights in maps.weights.items():
+            queries, keys = maps.labels(part)
+            assert weights.shape == (2, 4, len(queries), len(keys))
+            assert torch.allclose(weights.sum(-1), torch.ones(2, 4, len(queries)).double())
+
+
+def test_neighbours_in_the_batch_do_not_matter():
+    model = a_model().eval()
+    together = look(model, (Letters(), Letters()), TEXTS)
+    for text, maps in zip(TEXTS, together, strict=True):
+        (alone,) = look(model, (Letters(), Letters()), [text])
+        for part, weights in alone.weights.items():
+            assert torch.allclose(weights, maps.weights[part], atol=1e-12)
+
+
+def test_mode_is_kept_when_reading_fails():
+    model = a_model().train()
+    with pytest.raises(IndexError):
+        look(model, (Letters(), Letters()), [("z", "z")])  # no such embedding
+    assert model.training
+    assert not any(m.keep_weights for m in attentions(model))
+
+
+# Drawing: labels and numbers read back
+
+QUERIES, KEYS = ["<s>", "der", "Hund"], ["the", "dog", ".", "</s>"]
+HAND = torch.arange(2 * 2 * 3 * 4).view(2, 2, 3, 4) / 48
+
+
+def test_overview_shows_every_head_at_its_place():
+    figure = overview(HAND, QUERIES, KEYS)
+    axes = np.array(figure.axes).reshape(2, 2)
+    for layer in range(2):
+        for head in range(2):
+            ax = axes[layer, head]
+            assert ax.get_title() == f"layer {layer + 1}, head {head + 1}"
+            (mesh,) = (c for c in ax.collections if isinstance(c, QuadMesh))
+            shown = np.asarray(mesh.get_array()).reshape(3, 4)
+            assert np.allclose(shown, HAND[layer, head])
+            assert (mesh.norm.vmin, mesh.norm.vmax) == (0, 1)
+            assert ax.yaxis_inverted()
+            rows = [t.get_text() for t in ax.get_yticklabels()]
+            columns = [t.get_text() for t in ax.get_xticklabels()]
+            assert rows == (QUERIES if head == 0 else [])
+            assert columns == (KEYS if layer == 1 else [])
+    assert (figure.get_supylabel(), figure.get_supxlabel()) == ("query", "key")
+
+
+def live_values(chart):
+    """What the still picture of a chart says of its cells, for whoever cannot see it."""
+    svg = vl_convert.vegalite_to_svg(chart.to_dict())
+    told = re.findall(
+        r'aria-label="j: (\d+); i: (\d+); weight: ([\d.]+); query: ([^"]+); key: ([^"]+)"', svg
+    )
+    for j, i, _, query, key in told:
+        assert (html.unescape(query), html.unescape(key)) == (QUERIES[int(i)], KEYS[int(j)])
+    return {(int(i), int(j)): float(weight) for j, i, weight, *_ in told}
+
+
+@pytest.mark.parametrize("first", [(0, 0), (1, 0), (0, 1)])
+def test_live_heads_show_the_head_that_is_chosen(first):
+    chart = live_heads(HAND, QUERIES, KEYS, first=first)
+    spec = chart.to_dict()
+    # A click in a menu sets these two; the picture that is drawn for them is read below.
+    menus = {p["name"]: p for p in spec["params"] if "bind" in p}
+    assert {name: menu["value"] for name, menu in menus.items()} == {
+        "layer": first[0] + 1,
+        "head": first[1] + 1,
+    }
+    assert all(menu["bind"]["options"] == [1, 2] for menu in menus.values())
+    shown = live_values(chart)
+    assert len(shown) == 12
+    for (i, j), weight in shown.items():
+        assert math.isclose(weight, HAND[(*first, i, j)], abs_tol=1e-4)
+
+
+def test_live_heads_are_labelled():
+    spec = live_heads(HAND, QUERIES, KEYS, title="cross").to_dict()
+    names = {
+        axis: json.loads(spec["encoding"][axis]["axis"]["labelExpr"].rpartition("[datum")[0])
+        for axis in "xy"
+    }
+    assert names == {"x": KEYS, "y": QUERIES}
+    titles = [spec["encoding"][axis]["axis"]["title"] for axis in "xy"]
+    assert titles == ["key", "query"]
+    (cells,) = spec["datasets"].values()
+    for cell in cells:
+        assert (cell["row"], cell["column"]) == (QUERIES[cell["i"]], KEYS[cell["j"]])
+        assert np.allclose(cell["of"], HAND[:, :, cell["i"], cell["j"]], atol=1e-4)
+    assert spec["encoding"]["color"]["scale"]["domain"] == [0, 1]
+    (pick,) = (p for p in spec["params"] if "select" in p)
+    assert pick["select"]["fields"] == ["i"]
+    assert pick["select"]["on"] == "pointerover"
+
+
+@pytest.mark.parametrize("draw", [overview, live_heads])
+@pytest.mark.parametrize("wrong", [HAND.transpose(2, 3), HAND[0], HAND[..., 1:]])
+def test_weights_must_fit_their_labels(draw, wrong):
+    with pytest.raises(ValueError, match="3 queries, 4 keys"):
+        draw(wrong, QUERIES, KEYS)
+
+
+# Counting, against a slow count
+
+
+@st.composite
+def sentences(draw):
+    seed = draw(st.integers(0, 10_000))
+    chance_ = torch.Generator().manual_seed(seed)
+    maps, links = [], []
+    for _ in range(draw(st.integers(1, 4))):
+        n, m = draw(st.integers(2, 6)), draw(st.integers(2, 6))
+        maps.append(torch.rand(2, 3, n, m, generator=chance_))
+        table = torch.rand(n - 1, m - 1, generator=chance_) < 0.3
+        links.append(frozenset((i, j) for i, j in table.nonzero().tolist()))
+    links[0] |= {(0, 0)}
+    return maps, links
+
+
+def slow_best(row):
+    return max(range(len(row)), key=lambda j: row[j])
+
+
+@settings(max_examples=40, deadline=None)
+@given(sentences())
+def test_hits_against_a_slow_count(example):
+    maps, links = example
+    found = hits(maps, links)
+    for layer in range(2):
+        for head in range(3):
+            right = asked = 0
+            for weights, linked in zip(maps, links, strict=True):
+                for i in {i for i, _ in linked}:
+                    asked += 1
+                    right += (i, slow_best(weights[layer, head, i].tolist())) in linked
+            assert math.isclose(found[layer, head], right / asked, abs_tol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sentences())
+def test_alignment_error_against_a_slow_count(example):
+    maps, links = example
+    found = alignment_error_rate(maps, links)
+    for layer in range(2):
+        for head in range(3):
+            given_, common, sure = 0, 0, 0
+            for weights, linked in zip(maps, links, strict=True):
+                words = weights[layer, head, :-1, :-1].tolist()
+                answer = {(i, slow_best(row)) for i, row in enumerate(words)}
+                given_, sure = given_ + len(answer), sure + len(linked)
+                common += len(answer & linked)
+            assert math.isclose(found[layer, head], 1 - 2 * common / (given_ + sure), abs_tol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(sentences(), st.sampled_from(["encoder", "decoder"]))
+def test_chance_is_the_mean_of_blind_heads(example, part):
+    maps, links = example
+    if part == "decoder":  # a link to the future could not be hit
+        links = [frozenset((max(i, j), min(i, j)) for i, j in linked) for linked in links]
+        maps = [torch.zeros(1, 1, 7, 7) for _ in maps]
+    total = asked = 0
+    for weights, linked in zip(maps, links, strict=True):
+        for row in {i for i, _ in linked}:
+            keys = range(row + 1 if part == "decoder" else weights.size(3))
+            total += sum((row, key) in linked for key in keys) / len(keys)
+            asked += 1
+    assert math.isclose(chance(maps, links, part), total / asked, abs_tol=1e-9)
+
+
+def test_distances_are_kept_inside():
+    maps = at_distances(3, 4, [-1, 0, 2])
+    assert maps.shape == (1, 3, 3, 4)
+    assert maps.argmax(-1)[0].tolist() == [[1, 2, 3], [0, 1, 2], [0, 0, 0]]
+    assert (maps.sum(-1) == 1).all()
+
+
+def test_links_must_lie_inside():
+    with pytest.raises(ValueError, match=r"link \(1, 4\) lies outside a map of 5 rows, 3 columns"):
+        as_table(frozenset({(1, 4)}), 5, 3)
+    with pytest.raises(ValueError, match="outside"):
+        as_table(frozenset({(-1, 0)}), 5, 3)
+    with pytest.raises(ValueError, match="no links"):
+        hits([HAND], [frozenset()])
+    with pytest.raises(ValueError, match="argument 2"):
+        hits([HAND, HAND], [frozenset({(0, 0)})])
+
+
+# What is right, in a pair written by hand
+
+PAIR = Pair(
+    english=("The", "aunt", "bought", "a", "red", "table", "because", "it", "was", "old", "."),
+    german=(
+        *("Die", "Tante", "hat", "einen", "roten", "Tisch", "gekauft", ","),
+        *("weil", "er", "alt", "war", "."),
+    ),
+    alignment=frozenset(
+        {(0, 0), (1, 1), (2, 2), (2, 6), (3, 3), (4, 4), (5, 5), (6, 8), (7, 9), (8, 11), (9, 10)}
+        | {(10, 12)}
+    ),
+    coreferences=(Coreference(english=(7, 5), german=(9, 5)),),
+)
+
+
+@functools.cache
+def sample():
+    """Pairs of the grammar, written once."""
+    return grammar_pairs("val", 200)
+
+
+def words(pair, part, links):
+    """Say links in words: what the row reads, what it chooses, what it should look at."""
+    reads = {"encoder": [*pair.english, "</s>"], "decoder": ["<s>", *pair.german]}
+    reads["cross"] = reads["decoder"]
+    keys = {"encoder": reads["encoder"], "decoder": reads["decoder"], "cross": reads["encoder"]}
+    chosen = {"encoder": reads["encoder"]}.get(part, [*pair.german, "</s>"])
+    return {(reads[part][i], chosen[i], keys[part][j]) for i, j in links}
+
+
+def test_links_by_hand():
+    assert words(PAIR, "encoder", antecedents(PAIR)) == {("it", "it", "table")}
+    assert words(PAIR, "cross", pronouns(PAIR)) == {("weil", "er", "table")}
+    assert words(PAIR, "cross", nearest_nouns(PAIR)) == {("weil", "er", "table")}
+    assert words(PAIR, "decoder", brackets(PAIR)) == {("Tisch", "gekauft", "hat")}
+    assert words(PAIR, "decoder", brackets(PAIR, 5)) == set()
+    assert words(PAIR, "decoder", brackets(PAIR, 1, 3)) == set()
+    assert words(PAIR, "cross", articles(PAIR)) == {
+        ("<s>", "Die", "The"),
+        ("hat", "einen", "a"),
+    }
+    assert words(PAIR, "cross", article_nouns(PAIR)) == {
+        ("<s>", "Die", "aunt"),
+        ("hat", "einen", "table"),
+    }
+    assert ("Tisch", "gekauft", "bought") in words(PAIR, "cross", translations(PAIR))
+    previous = words(PAIR, "decoder", back(1, "decoder")(PAIR))
+    assert ("Tante", "hat", "Die") in previous
+    assert len(previous) == 13
+    following = words(PAIR, "encoder", back(-1, "encoder")(PAIR))
+    assert ("was", "was", "old") in following
+    assert len(following) == 11
+
+
+def test_links_of_the_grammar():
+    pairs = sample()
+    assert sum(len(pronouns(pair)) for pair in pairs) > 20
+    for pair in pairs:
+        for _, chosen, noun in words(pair, "cross", pronouns(pair)):
+            assert chosen.lower() in {"er", "sie", "es", "ihn", "ihm", "ihr"}
+            assert noun in NOUNS
+        for read, _, noun in words(pair, "encoder", antecedents(pair)):
+            assert read == "it"
+            assert noun in NOUNS
+        for _, chosen, _ in words(pair, "cross", article_nouns(pair)):
+            assert re.fullmatch("d(ie|e[rsmn]|as)|ein(e[rsmn]?)?|im|ins|kein.*", chosen.lower())
+        for (part, _), links in BEHAVIOURS.items():
+            n = len(pair.english if part == "encoder" else pair.german) + 1
+            m = len(pair.german if part == "decoder" else pair.english) + 1
+            table = as_table(links(pair), n, m)
+            if part == "decoder":
+                assert not table.triu(1).any()  # no link to the future
+
+
+# Heads that were planted are found, and mistakes make them disappear
+
+
+def plant(pairs, part, links, seed=0):
+    """Maps of random weights in which head (1, 2) looks where it should."""
+    chance_ = torch.Generator().manual_seed(seed)
+    maps = []
+    for pair in pairs:
+        n = len(pair.english if part == "encoder" else pair.german) + 1
+        m = len(pair.german if part == "decoder" else pair.english) + 1
+        weights = torch.rand(2, 4, n, m, generator=chance_)
+        for row, column in links(pair):
+            weights[1, 2, row, column] += 2
+        maps.append(weights.softmax(-1))
+    return maps
+
+
+@pytest.mark.parametrize(("part", "name"), list(BEHAVIOURS))
+def test_planted_heads_are_found(part, name):
+    links = BEHAVIOURS[part, name]
+    pairs = [pair for pair in sample() if links(pair)]
+    gold = [links(pair) for pair in pairs]
+    maps = plant(pairs, part, links)
+    found = hits(maps, gold)
+    assert found[1, 2] == 1
+    found[1, 2] = 0
+    assert found.max() < 0.6
+    shuffled = [weights[..., torch.randperm(weights.size(3))] for weights in maps]
+    late = [weights.roll(1, dims=2) for weights in maps]
+    for wrong in (shuffled, late):
+        assert hits(wrong, gold)[1, 2] < 0.6
+    square = [k for k, weights in enumerate(maps) if weights.size(2) == weights.size(3)]
+    if square and name != "itself" and name != "just read":
+        wrong = [maps[k].transpose(2, 3) for k in square]
+        assert hits(wrong, [gold[k] for k in square])[1, 2] < 0.9
+
+
+def test_planted_alignment_is_found():
+    pairs = sample()
+    gold = [translations(pair) for pair in pairs]
+    maps = plant(pairs, "cross", translations)
+    rate = alignment_error_rate(maps, gold)
+    linked = sum(len({j for j, _ in one}) for one in gold)
+    total, sure = sum(len(pair.german) for pair in pairs), sum(map(len, gold))
+    assert math.isclose(rate[1, 2], 1 - 2 * linked / (total + sure), abs_tol=1e-2)
+    assert rate[1, 2] < 0.15
+    assert rate[0, 0] > 0.7
+    assert alignment_error_rate([w.roll(1, dims=2) for w in maps], gold)[1, 2] > 0.6
+
+
+# Taking a head out
+
+
+def test_silenced_head_adds_nothing():
+    torch.manual_seed(0)
+    layer = MultiHeadedAttention(3, 12, 0.0, d_v=5).double()
+    x = torch.randn(2, 4, 12).double()
+    before = layer(x, x, x)
+    heads = layer.project(x, x, x)
+    weights = (heads[0] @ heads[1].transpose(2, 3) / layer.d_k**0.5).softmax(-1)
+    for head in range(3):
+        part = (weights @ heads[2])[:, head] @ layer.out_proj.weight[:, 5 * head : 5 * head + 5].T
+        with silenced(layer, head):
+            assert torch.allclose(layer(x, x, x), before - part, atol=1e-12)
+    with silenced(layer, 0), silenced(layer, 1), silenced(layer, 2):
+        assert torch.allclose(layer(x, x, x), layer.out_proj.bias.expand(2, 4, 12))
+    assert torch.equal(layer(x, x, x), before)
+
+
+def test_silenced_head_comes_back():
+    layer = MultiHeadedAttention(2, 4)
+    weight = layer.out_proj.weight.clone()
+    with contextlib.suppress(ZeroDivisionError), silenced(layer, 1):
+        assert not torch.equal(layer.out_proj.weight, weight)
+        raise ZeroDivisionError
+    assert torch.equal(layer.out_proj.weight, weight)
+    for wrong in (-1, 2):
+        with pytest.raises(IndexError, match=f"head {wrong} of 2"), silenced(layer, wrong):
+            pass
+
+
+def test_decoding_notices_a_silenced_head():
+    model = a_model().float().eval()
+    src = make_batch(SOURCES, TARGETS)
+    layer = model.decoder.layers[1].src_attn
+    with packed(model), torch.no_grad():
+        plain = greedy_decode(model, src.src, src.src_mask, 8, BOS)
+        layer.out_proj.weight.mul_(50)  # so that the head matters
+        loud = greedy_decode(model, src.src, src.src_mask, 8, BOS)
+        with silenced(layer, 0), silenced(layer, 1), silenced(layer, 2), silenced(layer, 3):
+            still = greedy_decode(model, src.src, src.src_mask, 8, BOS)
+        again = greedy_decode(model, src.src, src.src_mask, 8, BOS)
+    assert torch.equal(loud, again)
+    assert not torch.equal(loud, still)
+    assert plain.shape == loud.shape
+
+
+def test_behaviours_have_names_and_parts():
+    assert set(attention_maps.PLACES) == {part for part, _ in BEHAVIOURS}
