@@ -59,7 +59,7 @@ from annotated_transformer.translation.tokenizers import (
 
 def write_shard(
     path: str | Path,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]],
     vocabulary: int,
     **data: Any,
 ) -> None:
@@ -77,7 +77,8 @@ def write_shard(
     offsets = np.zeros(len(sides) + 1, dtype=np.uint32)
     np.cumsum([len(side) for side in sides], out=offsets[1:])
     small = np.uint16 if vocabulary <= 1 << 16 else np.uint32
-    tokens = np.fromiter(itertools.chain(*sides), dtype=small, count=int(offsets[-1]))
+    rows = [np.asarray(side, dtype=small) for side in sides]
+    tokens = np.concatenate([np.zeros(0, dtype=small), *rows])
     header = {**data, "pairs": len(pairs), "sha256": _digest(offsets, tokens)}
     arrays: dict[str, NDArray[Any]] = {"offsets": offsets, "tokens": tokens}
     write_atomically(path, safetensors.numpy.save(arrays, {"data": json.dumps(header)}))
@@ -340,7 +341,8 @@ def encode_piece(piece: Path, shard: Path, tokenizer: Path, max_len: int) -> Non
     for source, target in read_piece(piece):
         pair = shared.encode(source), shared.encode(target)
         if max(map(len, pair)) < max_len:  # the end symbol needs a place
-            pairs.append(pair)
+            first, second = (np.array(side, dtype=np.uint32) for side in pair)
+            pairs.append((first, second))  # a list would take eight times the memory
         else:
             long += 1
     write_shard(shard, pairs, len(shared), long=long)
