@@ -47,7 +47,9 @@ def _members(archive: Path) -> Iterator[tuple[str, str, int, IO[bytes]]]:
 
     Defined in: book/translation/cleaning.md
     """
-    if zipfile.is_zipfile(archive):
+    with archive.open("rb") as file:
+        zipped = file.read(2) == b"PK"
+    if zipped:
         with zipfile.ZipFile(archive) as packed:
             for info in packed.infolist():
                 kind = stat.S_IFMT(info.external_attr >> 16)
@@ -452,14 +454,13 @@ def clean(
 
     Defined in: book/translation/cleaning.md
     """
-    rules, seen, check = rules or Rules(), Seen() if seen is None else seen, DriftCheck()
+    rules, seen = rules or Rules(), Seen() if seen is None else seen
+    check: DriftCheck | None = DriftCheck()
     number = 0
     for block in _blocks(source, target):
-        found = check.add(np.array([[len(a), len(b)] for a, b in block]))
-        if found:
+        if check and (found := check.add(np.array([[len(a), len(b)] for a, b in block]))):
             _tell_drift(source[0], target[0], found, report, drift)
-            check = DriftCheck()
-            check.line = number + len(block)
+            check = None  # once is enough
         block = [(a.strip(), b.strip()) for a, b in block]
         new = seen.add(fingerprints(block))
         for pair, fresh in zip(block, new.tolist(), strict=True):

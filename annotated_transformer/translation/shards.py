@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.translation.checkpoints import write_atomically
+from annotated_transformer.translation.checkpoints import remove_leftovers, write_atomically
 from annotated_transformer.translation.cleaning import (
     Report,
     Rules,
@@ -244,18 +244,20 @@ def pooled_batches(
 
     Defined in: book/translation/shards.md
     """
+    if not len(lengths):
+        return []
     longer = lengths.max(axis=1).astype(np.int64)
-    if len(longer) and longer.max() > max_tokens:
+    if longer.max() > max_tokens:
         raise ValueError(
             f"pair {longer.argmax() + 1} has {longer.max()} tokens, more than the {max_tokens} of "
             "a batch: raise the number, or drop the pair"
         )
     order = np.arange(len(longer), dtype=np.uint32)
     chance = np.random.default_rng([seed, epoch])
-    size = max(1, len(order))
+    size = len(order)
     if shuffle:
         chance.shuffle(order)
-        size = max(1, round(pool * max_tokens / max(1.0, float(longer.mean()))))
+        size = max(1, round(pool * max_tokens / float(longer.mean())))
     batches = []
     for start in range(0, len(order), size):
         part = order[start : start + size]  # a view: sorted where it stands
@@ -467,11 +469,13 @@ def prepare(
     """
     folder = Path(folder)
     plan = _plan(files, options)
-    _check_plan(folder, plan)
+    _check_plan(folder, plan, say)
     if (folder / "prepared.json").exists():
         shutil.rmtree(folder / "text", ignore_errors=True)
         say(f"{folder}: is prepared; nothing to do")
         return Prepared(folder)
+    for place in (folder, folder / "text", folder / "shards"):
+        remove_leftovers(place)
     write_atomically(folder / "plan.json", _json(plan))
     reports = _clean_all(folder, files, options, progress, say)
     with worker_pool(workers or processors()) as pool:
@@ -504,14 +508,18 @@ def _plan(files: Files, options: Preparation) -> dict[str, Any]:
 
 
 def _checksum(path: Path) -> str:
+    next(stream_lines(path), "")  # is it text at all?
     try:
         return sha256_of(path)
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _check_plan(folder: Path, plan: dict[str, Any]) -> None:
-    """Raise CorpusError if the folder belongs to another plan, or to something else.
+def _check_plan(folder: Path, plan: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Make sure that what is in the folder belongs to the plan.
+
+    Raises:
+        CorpusError: It was finished by another plan, or is something else.
 
     Defined in: book/translation/shards.md
     """
@@ -521,16 +529,21 @@ def _check_plan(folder: Path, plan: dict[str, Any]) -> None:
         before = json.loads((folder / "plan.json").read_bytes())
     except FileNotFoundError:
         if any(not entry.name.startswith(".") for entry in folder.iterdir() if entry.is_file()):
-            raise CorpusError(f"{folder}: is in use; choose another folder with --out") from None
+            raise CorpusError(f"{folder}: is in use; choose another folder") from None
         return
     except (OSError, ValueError) as error:
         raise CorpusError(f"{folder / 'plan.json'}: damaged ({error}); delete the folder") from None
     if before != plan:
         differing = [name for name in plan if before.get(name) != plan[name]]
-        raise CorpusError(
-            f"{folder}: holds a corpus that was prepared with other {' and '.join(differing)}; "
-            "choose another folder with --out, or delete this one"
-        )
+        if (folder / "prepared.json").exists():
+            raise CorpusError(
+                f"{folder}: holds a corpus that was prepared with other {' and '.join(differing)}; "
+                "choose another folder, or delete this one"
+            )
+        say(f"{folder}: begins again, with other {' and '.join(differing)}")
+        for name in ("text", "shards"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "tokenizer.json").unlink(missing_ok=True)
 
 
 def _clean_all(

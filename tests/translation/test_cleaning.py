@@ -1,0 +1,447 @@
+"""Tests of the archives, of the streams, of the rules, and of sides that drift."""
+
+import codecs
+import gzip
+import io
+import itertools
+import os
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.translation import cleaning
+from annotated_transformer.translation.cleaning import (
+    BLOCK,
+    LONGEST_LINE,
+    DriftCheck,
+    Report,
+    Rules,
+    Seen,
+    clean,
+    fingerprints,
+    locate,
+    stream_lines,
+    unpack,
+)
+from annotated_transformer.translation.corpora import DATA_VARIABLE, CorpusError, read_lines
+from annotated_transformer.translation.grammar import grammar_pairs
+
+DATA = os.environ.get(DATA_VARIABLE)
+
+
+def message(action: Callable[[], object]) -> str:
+    """Return the text of the error that an action ends with, which must be one line."""
+    with pytest.raises(CorpusError) as caught:
+        action()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# ------------------------------------------------------------------------ archives
+
+Member = tuple[str, bytes | tarfile.TarInfo]
+
+
+def tar(path: Path, *members: Member, mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as tape:  # type: ignore[call-overload]
+        for name, content in members:
+            info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info.name = name
+            data = b"" if isinstance(content, tarfile.TarInfo) else content
+            info.size = len(data)
+            tape.addfile(info, io.BytesIO(data))
+    return path
+
+
+def special(kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo()
+    info.type, info.linkname = kind, target
+    return info
+
+
+def zipped(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return path
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+CONTENTS = {"a.de": b"eins\n", "sub/b.en": b"two\n", "./c": b""}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz", "zip"])
+def test_a_good_archive_is_unpacked_once(tmp_path: Path, mode: str) -> None:
+    archive = tmp_path / "x"
+    if mode == "zip":
+        zipped(archive, *CONTENTS.items(), ("empty/", b""))
+    else:
+        tar(archive, *CONTENTS.items(), ("empty", special(tarfile.DIRTYPE)), mode=mode)
+    folder = unpack(archive, tmp_path / "out")
+    assert everything(folder) == {"a.de": b"eins\n", "sub/b.en": b"two\n", "c": b""}
+    (folder / "a.de").write_bytes(b"mine")
+    assert unpack(archive, folder) == folder
+    assert (folder / "a.de").read_bytes() == b"mine"
+
+
+BAD_NAMES = [
+    "../out.txt",
+    "a/../../out.txt",
+    "/out.txt",
+    "..\\out.txt",
+    "\\out.txt",
+    "c:out.txt",
+    "..",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("pack", [tar, zipped])
+def test_names_that_lead_out_are_refused(tmp_path: Path, name: str, pack: Any) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    archive = pack(inner / "x", ("good", b"1"), (name, b"2"))
+    before = everything(tmp_path)
+    text = message(lambda: unpack(archive, inner / "out"))
+    assert f"{archive}, member {name}" in text
+    assert "leads out" in text
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        special(tarfile.SYMTYPE, "/etc"),
+        special(tarfile.SYMTYPE, "good"),
+        special(tarfile.LNKTYPE, "good"),
+        special(tarfile.FIFOTYPE),
+        special(tarfile.CHRTYPE),
+        special(tarfile.BLKTYPE),
+    ],
+)
+def test_links_and_devices_are_refused(tmp_path: Path, member: tarfile.TarInfo) -> None:
+    archive = tar(tmp_path / "x.tgz", ("good", b"1"), ("odd", member), ("odd/file", b"2"))
+    text = message(lambda: unpack(archive, tmp_path / "out"))
+    assert f"{archive}, member odd" in text
+    assert "link or a device" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tgz"]
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+    info = zipfile.ZipInfo("odd")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    archive = zipped(tmp_path / "x.zip", (info, b"/etc"))
+    assert "member odd: refused, a link" in message(lambda: unpack(archive, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("pack", [tar, zipped])
+def test_bytes_and_files_are_limited(tmp_path: Path, pack: Any) -> None:
+    archive = pack(tmp_path / "x", ("a", bytes(600)), ("b", bytes(600)))
+    assert everything(unpack(archive, tmp_path / "1", most_bytes=1200))
+    text = message(lambda: unpack(archive, tmp_path / "2", most_bytes=1199))
+    assert "member b: refused, the files have more than 1199 bytes" in text
+    text = message(lambda: unpack(archive, tmp_path / "3", most_files=1))
+    assert "more than 1 files" in text
+    assert not (tmp_path / "2").exists()
+    assert not (tmp_path / "3").exists()
+
+
+def test_a_zip_that_lies_about_a_size_writes_no_more_than_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lying(_: Path) -> Any:
+        yield "a", "", 10, io.BytesIO(bytes(5000))
+
+    monkeypatch.setattr(cleaning, "_members", lying)
+    archive = tmp_path / "x.zip"
+    archive.write_bytes(b"")
+    assert "more than 1000" in message(lambda: unpack(archive, tmp_path / "o", most_bytes=1000))
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x", ("a", b"1"), ("a", b"2"))
+    assert "twice" in message(lambda: unpack(archive, tmp_path / "out"))
+    archive = tar(tmp_path / "y", ("a", b"1"), ("a/b", b"2"))
+    assert str(archive) in message(lambda: unpack(archive, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pack", [tar, zipped])
+def test_damaged_archives(tmp_path: Path, pack: Any) -> None:
+    archive = pack(tmp_path / "x", ("a", os.urandom(5000)))
+    content = archive.read_bytes()
+    for damaged in (content[:2000], content[:2], b"", b"no archive at all" * 50):
+        archive.write_bytes(damaged)
+        text = message(lambda: unpack(archive, tmp_path / "out"))
+        assert str(archive) in text
+        assert not (tmp_path / "out").exists()
+
+
+def test_what_a_killed_process_left_is_no_archive(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x", ("a", b"1"))
+    (tmp_path / ".out.part").mkdir()
+    (tmp_path / ".out.part" / "half").write_bytes(b"?")
+    assert everything(unpack(archive, tmp_path / "out")) == {"a": b"1"}
+    assert not (tmp_path / ".out.part").exists()
+
+
+def test_paths_go_on_inside_archives(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x.tgz", ("t/a.de", b"eins\n"))
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert locate(plain, tmp_path / "u") == plain
+    assert locate(archive / "t" / "a.de", tmp_path / "u").read_bytes() == b"eins\n"
+    assert "has no member t/b.de" in message(lambda: locate(archive / "t/b.de", tmp_path / "u"))
+    assert "no such file" in message(lambda: locate(tmp_path / "none", tmp_path / "u"))
+    assert "no such file" in message(lambda: locate(tmp_path / "none/a.de", tmp_path / "u"))
+
+
+# ------------------------------------------------------------------------- streams
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+texts = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"])))
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans())
+def test_a_stream_has_the_lines_of_the_list(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], end: str, packed: bool, bom: bool
+) -> None:
+    content = end.join(lines).encode()
+    if content.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return
+    folder = tmp_path_factory.mktemp("stream")
+    path = write(folder / ("x.gz" if packed else "x"), codecs.BOM_UTF8 * bom + content)
+    assert list(stream_lines(path)) == read_lines(path)
+
+
+def test_bad_bytes_are_carried_along(tmp_path: Path) -> None:
+    lines = list(stream_lines(write(tmp_path / "x", b"a\xffb\n\xe4\nok")))
+    assert lines == ["a\udcffb", "\udce4", "ok"]
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.gz", b"short\n" + b"a" * (LONGEST_LINE + 1))
+    assert "line 2: longer than" in message(lambda: list(stream_lines(path)))
+    path = write(tmp_path / "y", b"a" * (LONGEST_LINE - 1) + b"\nb")
+    assert [len(line) for line in stream_lines(path)] == [LONGEST_LINE - 1, 1]
+
+
+@pytest.mark.parametrize("page", [b"<!DOCTYPE html>\n<p>", b"\xef\xbb\xbf \n<HTML><p>"])
+@pytest.mark.parametrize("name", ["x.de", "x.gz"])
+def test_a_page_is_no_text(tmp_path: Path, page: bytes, name: str) -> None:
+    text = message(lambda: list(stream_lines(write(tmp_path / name, page))))
+    assert "HTML page" in text
+    assert str(tmp_path / name) in text
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "cannot be read" in message(lambda: list(stream_lines(tmp_path / "none")))
+    assert "cannot be read" in message(lambda: list(stream_lines(tmp_path)))
+    path = tmp_path / "x.gz"
+    for cut in (-1, -9, 12):
+        path.write_bytes(gzip.compress(os.urandom(900) + b"\n")[:cut])
+        assert "damaged gzip" in message(lambda: list(stream_lines(path)))
+
+
+# ---------------------------------------------------------------------------- rules
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("ein Satz", "a sentence", ""),
+        ("größer", "ﬁne 😀", ""),
+        ("gro\udcdfer", "fine", "broken characters"),
+        ("fine", "bro\ufffdken", "broken characters"),
+        ("", "fine", "blank"),
+        ("fine", "\u3000\t", "blank"),
+        ("a " * 201, "b " * 201, "too long"),
+        ("a " * 200, "b " * 200, ""),
+        ("a", "b b b b", ""),
+        ("a", "b b b b b", "length ratio"),
+        ("a a a a a", "b", "length ratio"),
+    ],
+)
+def test_reasons(source: str, target: str, reason: str) -> None:
+    assert Rules().reason(source, target) == reason
+
+
+numbers = st.integers(0, 2**64 - 1) | st.integers(0, 20)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(numbers)))
+def test_seen_is_a_set(blocks: list[list[int]]) -> None:
+    seen, known = Seen(), set[int]()
+    for block in blocks:
+        expected = []
+        for number in block:
+            expected.append(number not in known)
+            known.add(number)
+        assert seen.add(np.array(block, dtype=np.uint64)).tolist() == expected
+        assert len(seen) == len(known)
+        sizes = [len(run) for run in seen.runs]
+        assert all(a > 2 * b for a, b in itertools.pairwise(sizes))
+    probe = np.array([3, 7, 2**63], dtype=np.uint64)
+    assert seen.known(probe).tolist() == [int(p) in known for p in probe]
+
+
+def test_fingerprints_tell_pairs_apart() -> None:
+    pairs = [("a", "b"), ("ab", ""), ("", "ab"), ("a", "b"), ("b", "a"), ("\udcff", "b")]
+    marks = fingerprints(pairs).tolist()
+    assert marks[0] == marks[3]
+    assert len(set(marks)) == 5
+    assert fingerprints([]).tolist() == []
+
+
+def cleaned(
+    pairs: Sequence[tuple[str, str]], **options: Any
+) -> tuple[list[tuple[str, str]], Report]:
+    report = Report()
+    source, target = ([pair[side] for pair in pairs] for side in (0, 1))
+    return list(clean(("s", source), ("t", target), report, **options)), report
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.sampled_from(["a", " a ", "b c", "", "d " * 9, "\udc80"])] * 2)))
+def test_cleaning_is_what_the_rules_say_line_by_line(pairs: list[tuple[str, str]]) -> None:
+    kept, report = cleaned(pairs)
+    expected, before = [], set()
+    for a, b in pairs:
+        pair = a.strip(), b.strip()
+        if not Rules().reason(*pair) and pair not in before:
+            expected.append(pair)
+        before.add(pair)
+    assert kept == expected
+    assert report.pairs == len(pairs)
+    assert report.kept == len(kept)
+
+
+def test_the_report_says_why_and_where() -> None:
+    pairs = [("a", "A"), ("", "B"), ("a", "A"), ("c", ""), ("d", "D")]
+    _, report = cleaned(pairs)
+    assert list(report.lines()) == [
+        "2 of 5 pairs kept",
+        "  2 dropped (40.00%), blank, first s, line 2",
+        "  1 dropped (20.00%), duplicate, first s, line 3",
+    ]
+    assert len(cleaned(pairs, rules=Rules(keep_duplicates=True))[0]) == 3
+
+
+def test_duplicates_are_found_across_texts_and_blocks() -> None:
+    seen = Seen()
+    pairs = [(f"a {n}", f"b {n}") for n in range(BLOCK + 5)]
+    kept, report = cleaned([*pairs, pairs[3]], seen=seen)
+    assert kept == pairs
+    assert report.first == {"duplicate": f"s, line {BLOCK + 6}"}
+    assert cleaned(pairs[:7], seen=seen)[0] == []
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize("size", [3, BLOCK, BLOCK + 1])
+def test_unequal_counts(extra: int, size: int) -> None:
+    sides = [["x"] * size, ["y"] * size]
+    sides[extra].append("z")
+    names = ("t", "s") if extra == 0 else ("s", "t")
+    text = message(lambda: list(clean(("s", sides[0]), ("t", sides[1]), Report())))
+    assert f"{names[0]} ends after line {size}, and {names[1]} goes on" in text
+
+
+# ---------------------------------------------------------------------------- drift
+
+
+def grammar_lengths(count: int) -> np.ndarray:
+    pairs = grammar_pairs("train", count)
+    return np.array([[len(pair.text("de")), len(pair.text("en"))] for pair in pairs])
+
+
+LENGTHS = grammar_lengths(3000)
+
+
+def check_in_blocks(lengths: np.ndarray, size: int) -> tuple[int, int] | None:
+    check = DriftCheck()
+    for start in range(0, len(lengths), size):
+        if found := check.add(lengths[start : start + size]):
+            return found
+    return None
+
+
+@pytest.mark.parametrize("size", [1, 7, 300, 5000])
+def test_sides_that_fit_raise_no_alarm(size: int) -> None:
+    assert check_in_blocks(LENGTHS[:1000] if size < 10 else LENGTHS, size) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 2500), st.sampled_from([0, 1]), st.sampled_from([1, 2]), st.integers(400, 5000)
+)
+def test_a_lost_line_is_found_where_it_was(line: int, side: int, lost: int, size: int) -> None:
+    sides = [LENGTHS[:, 0], LENGTHS[:, 1]]
+    sides[side] = np.delete(sides[side], range(line - 1, line - 1 + lost))
+    count = min(map(len, sides))
+    found = check_in_blocks(np.stack([s[:count] for s in sides], axis=1), size)
+    assert found is not None
+    assert abs(found[0] - line) <= 12
+    assert found[1] == (lost if side == 0 else -lost)
+
+
+def test_noise_is_no_drift() -> None:
+    chance = np.random.default_rng(0)
+    noisy = LENGTHS.copy()
+    wrong = chance.random(len(noisy)) < 0.15  # pairs that are no translations
+    noisy[wrong, 1] = chance.permutation(noisy[wrong, 1])
+    assert check_in_blocks(noisy, 1000) is None
+    constant = np.full((3000, 2), 40)
+    assert check_in_blocks(constant, 1000) is None
+
+
+def test_drift_is_an_error_or_a_note() -> None:
+    pairs = [(pair.text("de"), pair.text("en")) for pair in grammar_pairs("train", 1000)]
+    source, target = [a for a, _ in pairs], [b for _, b in pairs]
+    shifted = list(zip(source[:-1], target[:400] + target[401:], strict=True))
+    text = message(lambda: cleaned(shifted))
+    assert "--allow-drift" in text
+    assert int(text.split("s, line ")[1].split(":")[0]) in range(390, 413)
+    kept, report = cleaned(shifted, drift=False)
+    assert len(kept) > 900
+    assert len(report.notes) == 1
+    assert "n-1 of t" in report.notes[0]
+
+
+@pytest.mark.skipif(not DATA, reason="no real corpora at hand")
+def test_real_corpora_do_not_drift_unless_a_line_is_lost() -> None:
+    folder = Path(str(DATA))
+    names = ["wmt/newstest2013", "wmt/train-europarl-v7-head20k", "multi30k/val"]
+    for name in names:
+        lengths = [
+            np.array([len(line) for line in read_lines(folder / f"{name}.{language}.gz")])
+            for language in ("de", "en")
+        ]
+        assert check_in_blocks(np.stack(lengths, axis=1), BLOCK) is None
+        shifted = np.stack([lengths[0][:-1], np.delete(lengths[1], 500)], axis=1)
+        found = check_in_blocks(shifted, BLOCK)
+        assert found is not None
+        assert abs(found[0] - 501) <= 12
+        assert found[1] == -1
