@@ -343,7 +343,9 @@ class Prepare:
 
     out: Positional[Path]
     """Folder for the prepared corpus."""
-    preparation: OmitArgPrefixes[Preparation] = field(default_factory=Preparation)
+    preparation: Annotated[
+        OmitArgPrefixes[Preparation], tyro.conf.arg(help="What is kept, and in how many pieces.")
+    ] = field(default_factory=Preparation)
     corpus: str = "files"
     """What to prepare, files, or multi30k, which is downloaded."""
     train_files: tuple[Path, ...] = ()

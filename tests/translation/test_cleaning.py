@@ -407,6 +407,20 @@ def test_a_lost_line_is_found_where_it_was(line: int, side: int, lost: int, size
     assert found[1] == (lost if side == 0 else -lost)
 
 
+def test_a_drift_that_ends_is_found_where_it_began() -> None:
+    sides = [np.delete(LENGTHS[:, 0], 999), np.delete(LENGTHS[:, 1], 1149)]
+    found = check_in_blocks(np.stack(sides, axis=1), 5000)
+    assert found is not None
+    assert abs(found[0] - 1000) <= 12
+
+
+def test_lines_between_two_blocks_count() -> None:
+    sides = [LENGTHS[:-1, 0], np.delete(LENGTHS[:, 1], 499)]
+    found = check_in_blocks(np.stack(sides, axis=1), 4)
+    assert found is not None
+    assert abs(found[0] - 500) <= 12
+
+
 def test_noise_is_no_drift() -> None:
     chance = np.random.default_rng(0)
     noisy = LENGTHS.copy()
@@ -417,7 +431,8 @@ def test_noise_is_no_drift() -> None:
     assert check_in_blocks(constant, 1000) is None
 
 
-def test_drift_is_an_error_or_a_note() -> None:
+def test_drift_is_an_error_or_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaning, "BLOCK", 100)
     pairs = [(pair.text("de"), pair.text("en")) for pair in grammar_pairs("train", 1000)]
     source, target = [a for a, _ in pairs], [b for _, b in pairs]
     shifted = list(zip(source[:-1], target[:400] + target[401:], strict=True))

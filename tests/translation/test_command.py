@@ -1,6 +1,8 @@
 """The command line, as a user meets it: results, one-line errors, interruptions."""
 
 import errno
+import gzip
+import hashlib
 import io
 import json
 import os
@@ -10,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,8 @@ from annotated_transformer.translation.command import (
     parse,
     unboxed,
 )
-from annotated_transformer.translation.corpora import DATA_VARIABLE, load_corpus
+from annotated_transformer.translation.corpora import DATA_VARIABLE, RemoteFile, load_corpus
+from annotated_transformer.translation.shards import Prepared
 from annotated_transformer.translation.system import RECIPES
 
 SIZES = (
@@ -81,7 +85,9 @@ def fails(capsys: Capture, *words: str | Path, status: int = 2) -> str:
 # --- options -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["train"], ["translate"], ["evaluate"], ["average"]])
+@pytest.mark.parametrize(
+    "words", [[], ["train"], ["translate"], ["evaluate"], ["average"], ["prepare"]]
+)
 def test_help_is_for_newcomers(words: list[str], capsys: Capture) -> None:
     assert main([*words, "--help"]) == 0
     out = capsys.readouterr().out
@@ -132,6 +138,17 @@ def test_translate_and_evaluate_are_parsed() -> None:
         ("train --corpus files --pair de --train-files a b --valid-files a b", "--pair de"),
         ("evaluate", "--hypotheses"),
         ("translate nowhere", "nowhere: no checkpoint here"),
+        ("train --corpus prepared", "--prepared FOLDER go together"),
+        ("train --corpus grammar --prepared p", "go together"),
+        ("train --prepared p --corpus grammar", "go together"),
+        ("train --prepared nowhere", "nowhere: not prepared"),
+        ("prepare p", "--train-files"),
+        ("prepare p --corpus wmt99", "--corpus wmt99: choose among files, multi30k"),
+        ("prepare p --corpus multi30k --pair de-xx", "multi30k has no xx"),
+        ("prepare p --vocabulary 0", "--vocabulary 0"),
+        ("prepare p --max-len 70000", "--max-len 70000"),
+        ("prepare p --workers 0", "--workers 0"),
+        ("prepare p --train-files a b --valid-files a b", "a: no such file"),
     ],
 )
 def test_wrong_options_are_one_line(line: str, expected: str, capsys: Capture) -> None:
@@ -435,6 +452,79 @@ def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
     """Wait until a file is there or the process ended."""
     while not path.exists() and process.poll() is None:
         time.sleep(0.01)
+
+
+# --- prepare --------------------------------------------------------------------
+
+
+def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
+    out, model = tmp_path / "p", tmp_path / "m"
+    words = ["prepare", str(out), *texts, "--vocabulary", "300", "--workers", "1", "--quiet"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "60 of 60 pairs kept" in captured.err
+    assert main(words) == 0
+    assert "nothing to do" in capsys.readouterr().err
+    sizes = "--preset tiny --layers 1 --updates 4 --warmup 2 --average 0 --quiet".split()
+    train = ["train", "--prepared", str(out), *sizes, "--out", str(model)]
+    assert main(train) == 0
+    assert "prepared val" in capsys.readouterr().out
+    record = json.loads((model / "record.json").read_text())
+    assert record["options"]["vocabulary"] == 300
+    assert record["options"]["corpus"] == "prepared"
+    assert set(record["corpus"]["checksums"]) == {
+        "train-files.de",
+        "train-files.en",
+        "prepared.json",
+    }
+    assert "--size" in fails(capsys, *train, "--size", "3")
+    os.truncate(out / "shards" / "train-00000.safetensors", 2000)
+    capsys.readouterr()
+    assert main(train) == 2
+    assert "train-00000.safetensors: damaged" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_prepare_from_an_archive(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "corpus.tgz"
+    with tarfile.open(archive, "w:gz") as tape:
+        for path in (*texts[1:3], *texts[4:6]):
+            tape.add(path, f"data/{Path(path).name}")
+    inside = [f"{archive}/data/{Path(word).name}" if "/" in word else word for word in texts]
+    words = ["prepare", str(tmp_path / "p"), *inside, "--vocabulary", "300", "--quiet"]
+    assert main([*words, "--workers", "1"]) == 0
+    assert main([*words, "--workers", "1"]) == 0
+    assert "nothing to do" in capsys.readouterr().err
+    with tarfile.open(archive, "w:gz") as tape:
+        tape.add(texts[1], "../data/x")
+    words[1] = str(tmp_path / "q")
+    assert f"{archive}, member ../data/x: refused" in fails(capsys, *words)
+
+
+def test_prepare_a_known_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mirror = tmp_path / "multi30k"
+    mirror.mkdir()
+    files = {}
+    for split, size in (("train", 60), ("val", 5), ("test_2016_flickr", 5)):
+        text = load_corpus("grammar", split="train" if split == "train" else "val", size=size)
+        for language, side in (("de", text.source), ("en", text.target)):
+            content = gzip.compress("".join(f"{line}\n" for line in side).encode())
+            path = f"multi30k/{split}.{language}.gz"
+            (tmp_path / path).write_bytes(content)
+            digest = hashlib.sha256(content).hexdigest()
+            files[split, language] = RemoteFile(path, (), digest, len(content))
+    monkeypatch.setattr(module, "MULTI30K", files)
+    words = ["prepare", str(tmp_path / "p"), "--corpus", "multi30k", "--mirror", str(tmp_path)]
+    words += ["--vocabulary", "300", "--pair", "en-de", "--quiet", "--workers", "1"]
+    assert main(words) == 0
+    found = Prepared(tmp_path / "p")
+    assert found.languages == ("en", "de")
+    assert set(found.reports) == {"train", "val", "test_2016_flickr"}
+    text = load_corpus("grammar", "en-de", size=60)
+    first = found.text("train").pair(0)
+    assert [found.tokenizer.decode(side) for side in first] == [text.source[0], text.target[0]]
 
 
 def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> None:

@@ -192,9 +192,9 @@ line = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(line, line), max_size=25), st.integers(1, 30))
-def test_pieces_and_samples(
-    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], most: int
+@given(st.lists(st.tuples(line, line), max_size=25))
+def test_pieces_give_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]
 ) -> None:
     folder = tmp_path_factory.mktemp("pieces")
     with pytest.MonkeyPatch.context() as patch:
@@ -203,7 +203,16 @@ def test_pieces_and_samples(
     pieces = sorted(folder.glob("*.txt"))
     assert len(pieces) == -(-len(pairs) // 7)
     assert [pair for piece in pieces for pair in read_piece(piece)] == pairs
-    counts = [min(7, len(pairs) - start) for start in range(0, len(pairs), 7)]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 9, 24, 25, 26])
+def test_a_sample_is_taken_at_equal_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(shards, "SHARD", 7)
+    pairs = [(f"s{n}", f"t{n}") for n in range(25)]
+    write_pieces(pairs, tmp_path, "train")
+    pieces, counts = sorted(tmp_path.glob("*.txt")), [7, 7, 7, 4]
     step = max(1, -(-len(pairs) // most))
     taken = list(sample_pieces(pieces, counts, most))
     assert taken == [side for pair in pairs[::step] for side in pair]

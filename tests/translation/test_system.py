@@ -1,5 +1,6 @@
 """Training goes on where it stopped; translating keeps lines; scoring is sacreBLEU's."""
 
+import copy
 import errno
 import itertools
 import json
@@ -37,6 +38,7 @@ from annotated_transformer.translation.corpora import (
     read_parallel,
 )
 from annotated_transformer.translation.decoding import greedy_search
+from annotated_transformer.translation.shards import Preparation, Prepared, ShardedText, prepare
 from annotated_transformer.translation.system import (
     RECIPES,
     Encoded,
@@ -199,6 +201,95 @@ def test_updates_to_come_are_those_after_the_ones_done(
 
 
 # --- training ------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(done=st.integers(0, 12), accumulate=st.integers(1, 4))
+def test_earlier_epochs_need_not_be_put_in_order_again(done: int, accumulate: int) -> None:
+    encoded = Encoded([[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)])
+    options = Training(updates=12, max_tokens=24, accumulate=accumulate)
+    every = list(updates_to_come(encoded, options, 0))
+    epoch = every[done][0] if done < 12 else every[-1][0]
+    before = sum(update[0] < epoch for update in every)
+    asked: list[int] = []
+
+    class Watched(Encoded):
+        def order(self, *arguments: Any, **named: Any) -> list[list[int]]:
+            asked.append(named["epoch"])
+            return super().order(*arguments, **named)
+
+    text = Watched(encoded.source, encoded.target)
+    rest = list(updates_to_come(text, options, done, (epoch, before)))
+    assert len(rest) == 12 - done
+    for (number, left, batches), other in zip(every[done:], rest, strict=True):
+        assert (number, left) == other[:2]
+        for a, b in zip(batches, other[2], strict=True):
+            assert torch.equal(a.src, b.src)
+    assert min(asked) == epoch
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Return the texts in shards."""
+    folder = tmp_path_factory.mktemp("prepared")
+    files = {}
+    for split, text in zip(("train", "val"), TEXTS, strict=True):
+        sides = zip(("de", "en"), (text.source, text.target), strict=True)
+        paths = [(folder / f"{split}.{language}", side) for language, side in sides]
+        for path, side in paths:
+            path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
+        files[split] = [(paths[0][0], paths[1][0])]
+    made = Preparation(vocabulary=OPTIONS.vocabulary, max_len=OPTIONS.max_len)
+    return prepare(folder / "out", files, made, workers=1, say=lambda _: None)
+
+
+SHARDED = replace(OPTIONS, corpus="prepared", updates=14, max_tokens=400)
+
+
+def test_the_position_in_a_prepared_text_is_saved(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = Run(SHARDED, tmp_path / "a", prepared)
+    assert straight.go(progress=False)
+    for updates in (2, 6):
+        with monkeypatch.context() as patch:
+            stop_after(updates, patch, lambda: signal.raise_signal(signal.SIGINT))
+            assert not Run(SHARDED, tmp_path / "b", prepared).go(progress=False)
+    run = Run(SHARDED, tmp_path / "b", prepared)
+    assert run.state["epoch"][0] > 0  # not by going through all that was before
+    asked: list[int] = []
+    order = ShardedText.order
+
+    def watched(self: ShardedText, *arguments: Any, **named: Any) -> Any:
+        asked.append(named.get("epoch", -1))
+        return order(self, *arguments, **named)
+
+    monkeypatch.setattr(ShardedText, "order", watched)
+    assert run.go(progress=False)
+    assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
+    assert min(epoch for epoch in asked if epoch >= 0) > 0
+
+
+def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Path) -> None:
+    run = Run(replace(SHARDED, updates=8), tmp_path, prepared)
+    start = run.measure(run.system.model).loss
+    assert start == pytest.approx(
+        Run(replace(OPTIONS, updates=8), tmp_path / "t", TEXTS).measure(run.system.model).loss
+    )
+    assert run.go(progress=False)
+    assert run.measure(run.system.model).loss < start
+    assert load_system(tmp_path).fingerprint == run.system.fingerprint
+
+
+def test_a_prepared_text_must_fit(prepared: Prepared, tmp_path: Path) -> None:
+    for name in ("max_tokens", "max_len"):
+        with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} 9: a sentence has"):
+            Run(replace(SHARDED, **{name: 9}), tmp_path, prepared)
+    Run(SHARDED, tmp_path, prepared)
+    other = copy.copy(prepared)
+    other.checksums = (*prepared.checksums[:-1], ("prepared.json", "0" * 64))
+    with pytest.raises(UsageError, match="another text"):
+        Run(SHARDED, tmp_path, other)
 
 
 def test_a_training_leaves_a_system(straight: Run, system: System) -> None:
