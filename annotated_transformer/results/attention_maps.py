@@ -190,6 +190,7 @@ def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Fi
     layers, h = weights.shape[:2]
     figure, axes = canvas(layers, h, size=(1.5 * h + 1, 1.5 * layers + 1))
     look: dict[str, Any] = {"cmap": SEQUENTIAL, "vmin": 0, "vmax": 1, "cbar": False}
+    look |= {"rasterized": True}  # many cells: smaller as an image
     for (layer, head), ax in [((i, j), axes[i, j]) for i in range(layers) for j in range(h)]:
         rows = list(queries) if head == 0 else False
         columns = list(keys) if layer == layers - 1 else False
@@ -267,7 +268,8 @@ def as_table(links: Links, n: int, m: int) -> Tensor:
     for row, column in links:
         if not (0 <= row < n and 0 <= column < m):
             raise ValueError(f"link ({row}, {column}) lies outside a map of {n} rows, {m} columns")
-        table[row, column] = True
+    if links:
+        table[tuple(zip(*links, strict=True))] = True
     return table
 
 

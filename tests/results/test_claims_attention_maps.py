@@ -57,7 +57,7 @@ def looked_at(pairs, planted, seed=0):
 
 @functools.cache
 def planted():
-    pairs = {split: grammar_pairs(split, size) for split, size in (("val", 250), ("test", 500))}
+    pairs = {split: grammar_pairs(split, size) for split, size in (("val", 150), ("test", 300))}
     seen = {split: looked_at(pairs[split], PLANTED) for split in pairs}
     unseen = {split: looked_at(pairs[split], {}, seed=1) for split in pairs}
     return pairs, seen, unseen
@@ -77,14 +77,19 @@ without["cross", 1, 2] = (0.6, 0.95)
 }
 
 
+def stand_in(source):
+    """Return what is run in the place of a cell: neither training nor drawing."""
+    found = [new for old, new in INSTEAD.items() if old in source]
+    assert len(found) <= 1
+    return "pass" if "show(" in source or "live(" in source else (*found, source)[0]
+
+
 @pytest.fixture(autouse=True)
 def untrained(monkeypatch):
-    found = []
-    for cell in claims.cells(CHAPTER):
-        (source,) = [new for old, new in INSTEAD.items() if old in cell.source] or [cell.source]
-        found.append(replace(cell, source=source))
-    assert sum(a != b for a, b in zip(found, claims.cells(CHAPTER), strict=True)) == len(INSTEAD)
-    monkeypatch.setattr(claims, "cells", lambda _: tuple(found))
+    every = claims.cells(CHAPTER)
+    assert all(sum(old in cell.source for cell in every) == 1 for old in INSTEAD)
+    found = tuple(replace(cell, source=stand_in(cell.source)) for cell in every)
+    monkeypatch.setattr(claims, "cells", lambda _: found)
 
 
 @pytest.mark.parametrize(
