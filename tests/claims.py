@@ -19,6 +19,7 @@ itself, or take numbers from a cell whose names it uses. Figures are not drawn: 
 from __future__ import annotations
 
 import ast
+import builtins
 import codeop
 import functools
 import sys
@@ -115,7 +116,8 @@ def _fixed(chapter: tuple[Cell, ...]) -> set[str]:
     """Modules, functions and classes: using them does not change them."""
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     body = [statement for cell in chapter for statement in ast.parse(cell.source).body]
-    return {name for part in body if isinstance(part, kinds) for name in _bound(part)}
+    own = {name for part in body if isinstance(part, kinds) for name in _bound(part)}
+    return own | set(dir(builtins))
 
 
 def needed(chapter: tuple[Cell, ...], claim: str) -> list[Cell]:

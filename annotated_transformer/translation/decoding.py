@@ -136,15 +136,32 @@ def greedy_search(
     """
     if not sources:
         return []
-    device = model.generator.proj.weight.device
-    width = max(len(s) for s in sources) + 1
-    src = torch.tensor([[*s, EOS, *[PAD] * (width - len(s) - 1)] for s in sources], device=device)
-    most = min(max_len, positions(model))
-    limits = torch.tensor([max(0, min(most, len(s) + extra)) + 1 for s in sources], device=device)
+    src, mask = source_block(sources, model.generator.proj.weight.device)
+    limits = torch.tensor(output_limits(model, sources, max_len, extra), device=src.device) + 1
     longest = int(limits.max())
-    mask = padding_mask(src, PAD)
     out = greedy_decode(model, src, mask, longest, BOS, end_symbol=EOS, limits=limits)
     return [strip(row) for row in out[:, 1:].tolist()]
+
+
+def source_block(sources: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Give sentences their end symbol and pad them; return tokens and mask ``(batch, 1, m)``.
+
+    Defined in: book/translation/decoding.md
+    """
+    width = max(len(s) for s in sources) + 1
+    src = torch.tensor([[*s, EOS, *[PAD] * (width - len(s) - 1)] for s in sources], device=device)
+    return src, padding_mask(src, PAD)
+
+
+def output_limits(
+    model: EncoderDecoder, sources: list[list[int]], max_len: int, extra: int
+) -> list[int]:
+    """Return how many tokens the output of each source may have.
+
+    Defined in: book/translation/decoding.md
+    """
+    most = min(max_len, positions(model))
+    return [max(0, min(most, len(s) + extra)) for s in sources]
 
 
 def strip(tokens: list[int]) -> list[int]:

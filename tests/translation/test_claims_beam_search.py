@@ -1,0 +1,33 @@
+"""The checks of the beam search chapter notice a broken search."""
+
+import pytest
+
+from tests.claims import assert_claim_can_fail
+
+
+@pytest.mark.parametrize(
+    ("claim", "old", "new"),
+    [
+        # the steps do not hear which hypothesis goes on
+        ("6.1d", "        steps.follow(parents)\n", ""),
+        # no penalty
+        ("6.1d", "return math.pow((5 + length) / 6, alpha)", "return 1.0"),
+        # a finished hypothesis gives its place away, and the search goes on
+        ("6.1d", "return (bound > self.beaten) & (", "return (bound > -torch.inf) & ("),
+        # the limit is that of the longest sentence
+        (
+            "6.1d",
+            "self.limits = torch.tensor(limits, device=device)",
+            "self.limits = torch.full((count,), max(limits) - 1, device=device)",
+        ),
+        (
+            "6.3b",
+            "return math.pow((5 + length) / 6, alpha)",
+            "return math.pow((5 + length) / 6, 2 * alpha)",
+        ),
+        # the chunks of the worst are taken
+        ("6.3b", "chunks.sort(-1).values", "(chunks * 0)"),
+    ],
+)
+def test_broken_search_is_noticed(claim, old, new):
+    assert_claim_can_fail("translation/beam_search", claim, old, new)
