@@ -24,6 +24,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from annotated_transformer.training.speed import prepare_cpu
+from annotated_transformer.translation.beam_search import check_search
 from annotated_transformer.translation.checkpoints import (
     AVERAGED,
     WEIGHTS,
@@ -80,13 +81,39 @@ def show(scores: dict[str, Any], title: str) -> None:
     print(f"  chrF2 = {scores['chrf']}\n    {scores['chrf_signature']}")
 
 
-def evaluate_system(system: System, text: ParallelText, *, progress: bool) -> dict[str, Any]:
+def evaluate_system(
+    system: System, text: ParallelText, *, progress: bool, beam: int = 1, alpha: float = 0.6
+) -> dict[str, Any]:
     """Translate the source side and score it against the target side.
 
     Defined in: book/translation/command.md
     """
     name = f"{text.name} {text.split}"
-    return score(translate_lines(system, text.source, name=name, progress=progress), text.target)
+    found = translate_lines(
+        system, text.source, beam=beam, alpha=alpha, name=name, progress=progress
+    )
+    return score(found, text.target)
+
+
+def check_beam(system: System, beam: int, alpha: float) -> None:
+    """Raise UsageError for a search that cannot be meant.
+
+    Defined in: book/translation/command.md
+    """
+    try:
+        check_search(beam, alpha)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    if beam > (size := len(system.tokenizers[1])):
+        raise UsageError(f"--beam {beam}: must be at most {size}, the size of the vocabulary")
+
+
+def search_name(beam: int, alpha: float) -> str:
+    """Name the way of decoding.
+
+    Defined in: book/translation/command.md
+    """
+    return "greedy" if beam == 1 else f"beam {beam}, alpha {alpha:g}"
 
 
 @dataclass(frozen=True)
@@ -228,6 +255,10 @@ class Translate:
     """Text, one sentence a line; - is the standard input."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Where the translation goes; the standard output unless given."""
+    beam: int = 4
+    """Hypotheses of each sentence; 1 is greedy decoding."""
+    alpha: float = 0.6
+    """Length penalty of beam search, from 0 to 10; the higher, the longer the translations."""
     averaged: bool = False
     """Take the mean of the last checkpoints instead of the best one."""
     quiet: bool = False
@@ -236,10 +267,13 @@ class Translate:
     def __call__(self) -> int:
         """Translate."""
         system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
+        check_beam(system, self.beam, self.alpha)
         prepare_cpu()
         lines, name = read_text(self.input)
         show_bar = not self.quiet and (self.output is not None or sys.stderr.isatty())
-        out = translate_lines(system, lines, name=name, progress=show_bar)
+        out = translate_lines(
+            system, lines, beam=self.beam, alpha=self.alpha, name=name, progress=show_bar
+        )
         text = "".join(f"{line}\n" for line in out)
         if self.output is None:
             print(text, end="")
@@ -291,6 +325,10 @@ class Evaluate:
     """Score this translation, line by line, instead of a system."""
     references: Path | None = None
     """What it should say."""
+    beam: int = 4
+    """Hypotheses of each sentence; 1 is greedy decoding."""
+    alpha: float = 0.6
+    """Length penalty of beam search, from 0 to 10; the higher, the longer the translations."""
     averaged: bool = False
     """Take the mean of the last checkpoints instead of the best one."""
     quiet: bool = False
@@ -305,13 +343,17 @@ class Evaluate:
         if self.model is None or self.hypotheses is not None or self.references is not None:
             raise UsageError("give a trained system's folder, or --hypotheses and --references")
         system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
+        check_beam(system, self.beam, self.alpha)
         prepare_cpu()
         corpus = self.corpus or system.training.get("options", {}).get("corpus", "none")
         if corpus not in CORPORA:
             raise UsageError(f"--corpus {corpus}: choose among {', '.join(CORPORA)}")
         split, pair = self.split or TEST[corpus], "-".join(system.languages)
         test = load_corpus(corpus, pair, split, mirror=self.mirror, progress=not self.quiet)
-        show(evaluate_system(system, test, progress=not self.quiet), f"{corpus} {split}, greedy")
+        scores = evaluate_system(
+            system, test, progress=not self.quiet, beam=self.beam, alpha=self.alpha
+        )
+        show(scores, f"{corpus} {split}, {search_name(self.beam, self.alpha)}")
         return 0
 
 

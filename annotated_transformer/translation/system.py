@@ -40,6 +40,7 @@ from annotated_transformer.model.transformer import (
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
 from annotated_transformer.training.loop import Progress, evaluate, update
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
+from annotated_transformer.translation.beam_search import beam_search, check_search
 from annotated_transformer.translation.checkpoints import (
     System,
     average_system,
@@ -590,6 +591,8 @@ def translate_lines(
     system: System,
     lines: Sequence[str],
     *,
+    beam: int = 1,
+    alpha: float = 0.6,
     max_tokens: int = 4096,
     name: str = "input",
     progress: bool = False,
@@ -599,15 +602,19 @@ def translate_lines(
     Args:
         system: A trained system.
         lines: Sentences.
-        max_tokens: Most source tokens of a batch.
+        beam: Hypotheses of each sentence; 1 is greedy decoding.
+        alpha: Strength of the length penalty, where there is more than one.
+        max_tokens: Most source tokens of a batch, over all hypotheses.
         name: What to call the input in an error.
         progress: Show a progress bar.
 
     Raises:
         CorpusError: A line is longer than the model's limit.
+        ValueError: The beam or alpha is out of its range.
 
     Defined in: book/translation/system.md
     """
+    check_search(beam, alpha)
     limit = system.config.max_len - 1
     ids = [system.tokenizers[0].encode(line) if line.strip() else [] for line in lines]
     for number, tokens in enumerate(ids, 1):
@@ -619,15 +626,26 @@ def translate_lines(
     full = [i for i, tokens in enumerate(ids) if tokens]
     out = [""] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]
-    order = token_batches(lengths, max(max_tokens, limit + 1), shuffle=False)
+    order = token_batches(lengths, max(max_tokens // beam, limit + 1), shuffle=False)
     bar = tqdm(total=len(full), unit="line", disable=not progress, file=sys.stderr)
     with bar, packed(system.model):
         for batch in order:
-            found = greedy_search(system.model, [ids[full[i]] for i in batch], limit)
+            found = _outputs(system.model, [ids[full[i]] for i in batch], limit, beam, alpha)
             for i, tokens in zip(batch, found, strict=True):
                 out[full[i]] = " ".join(system.tokenizers[1].decode(tokens).split())
             bar.update(len(batch))
     return out
+
+
+def _outputs(model: EncoderDecoder, sources: Ids, limit: int, beam: int, alpha: float) -> Ids:
+    """Return the best output of each source.
+
+    Defined in: book/translation/system.md
+    """
+    if beam == 1:
+        return greedy_search(model, sources, limit)
+    found = beam_search(model, sources, beam=beam, alpha=alpha, max_len=limit)
+    return [hypotheses[0].tokens for hypotheses in found]
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:

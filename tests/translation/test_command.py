@@ -22,7 +22,7 @@ import sacrebleu
 import torch
 
 from annotated_transformer.translation import command as module
-from annotated_transformer.translation.checkpoints import load_tensors
+from annotated_transformer.translation.checkpoints import load_system, load_tensors
 from annotated_transformer.translation.command import (
     Evaluate,
     Train,
@@ -33,7 +33,7 @@ from annotated_transformer.translation.command import (
 )
 from annotated_transformer.translation.corpora import DATA_VARIABLE, RemoteFile, load_corpus
 from annotated_transformer.translation.shards import Prepared
-from annotated_transformer.translation.system import RECIPES
+from annotated_transformer.translation.system import RECIPES, translate_lines
 
 SIZES = (
     "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
@@ -398,12 +398,39 @@ def test_evaluate_two_files(tmp_path: Path, capsys: Capture) -> None:
 def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
     words = ["evaluate", str(trained), "--corpus", "grammar", "--quiet"]
-    assert main([*words, "--split", "val"]) == 0
+    assert main([*words, "--split", "val", "--beam", "1"]) == 0
     assert "grammar val, greedy, 4 sentences" in capsys.readouterr().out
     assert main(words) == 0
-    assert "grammar test, greedy, 4 sentences" in capsys.readouterr().out
+    assert "grammar test, beam 4, alpha 0.6, 4 sentences" in capsys.readouterr().out
     assert "no split 'nope'" in fails(capsys, *words, "--split", "nope")
     assert "--corpus files: choose among" in fails(capsys, "evaluate", trained)
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--beam 0", "--beam 0: must be at least 1"),
+        ("--beam 100000", "--beam 100000: must be at most"),
+        ("--alpha -1", "--alpha -1.0: must be from 0 to 10"),
+        ("--alpha nan", "--alpha nan: must be from 0 to 10"),
+        ("--alpha inf", "--alpha inf: must be from 0 to 10"),
+        ("--alpha much", "--alpha"),
+    ],
+)
+def test_searches_out_of_range(option: str, expected: str, trained: Path, capsys: Capture) -> None:
+    for command in ("translate", "evaluate"):
+        assert expected in fails(capsys, command, trained, *option.split())
+
+
+def test_translate_with_a_beam(trained: Path, texts: list[str], capsys: Capture) -> None:
+    found = []
+    for words in ([], ["--beam", "4", "--alpha", "0.6"], ["--beam", "1"], ["--beam", "3"]):
+        assert main(["translate", str(trained), texts[1], *words]) == 0
+        found.append(capsys.readouterr().out)
+    lines = Path(texts[1]).read_text(encoding="utf-8").splitlines()
+    system = load_system(trained)
+    assert found[0] == found[1] == "".join(f"{t}\n" for t in translate_lines(system, lines, beam=4))
+    assert found[2] == "".join(f"{t}\n" for t in translate_lines(system, lines))
 
 
 def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Capture) -> None:
