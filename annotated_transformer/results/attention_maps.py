@@ -125,6 +125,8 @@ def look(
 ) -> list[Maps]:
     """Let a model read sentence pairs, and return what its heads looked at.
 
+    Tokens are what the tokenizers make of the sentences, words or parts of them.
+
     Args:
         model: Is read in evaluation mode, and left in the mode that it was in.
         tokenizers: Of source and target.

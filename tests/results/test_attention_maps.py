@@ -47,6 +47,7 @@ from annotated_transformer.training.loop import batch_loss
 from annotated_transformer.translation.decoding import greedy_decode, greedy_search
 from annotated_transformer.translation.grammar import Coreference, Pair, grammar_pairs
 from annotated_transformer.translation.steps import packed
+from annotated_transformer.translation.tokenizers import BPETokenizer
 
 SOURCES, TARGETS = [[4, 5, 6, 7], [8, 9]], [[6, 5], [9, 8, 7]]
 
@@ -220,6 +221,17 @@ def test_look_labels_and_crops():
             queries, keys = maps.labels(part)
             assert weights.shape == (2, 4, len(queries), len(keys))
             assert torch.allclose(weights.sum(-1), torch.ones(2, 4, len(queries)).double())
+
+
+def test_look_takes_sub_words():
+    lines = ["the dog sees the dogs", "der Hund sieht die Hunde"] * 3
+    shared = BPETokenizer.train(lines, 280)
+    model = make_model(280, 280, N=1, d_model=8, d_ff=8, h=2)
+    (maps,) = look(model, (shared, shared), [(lines[0], lines[1])])
+    assert "".join(maps.source).replace("▁", " ").strip() == lines[0] + "</s>"
+    assert "".join(maps.target).replace("▁", " ") == "<s> " + lines[1]
+    assert len(maps.source) > 6
+    overview(maps.weights["cross"], *maps.labels("cross"))
 
 
 def test_neighbours_in_the_batch_do_not_matter():
