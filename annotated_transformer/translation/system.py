@@ -371,11 +371,15 @@ def fresh_model(
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """Raise UsageError if a folder's training was begun with other options or another text.
 
+    The number of updates may grow: no update depends on how many follow.
+
     Defined in: book/translation/system.md
     """
     # An older version knew fewer options: it did what is now their default.
     old, new = {**asdict(Training()), **before.get("options", {})}, now["options"]
     for name in sorted(old.keys() | new.keys()):
+        if name == "updates" and old[name] < new[name]:
+            continue
         if old.get(name) != new.get(name):
             raise UsageError(
                 f"{folder}: its training has --{name.replace('_', '-')} {old.get(name)}, not "
@@ -467,7 +471,11 @@ class Run:
 
     def _load(self, text: ParallelText | Prepared) -> System:
         system = load_system(self.folder, weights=None)
-        check_same(system.training, self._described(text), self.folder)
+        described = self._described(text)
+        check_same(system.training, described, self.folder)
+        if system.training != described:
+            system.training = described
+            save_description(system, self.folder)
         system.model = fresh_model(system.tokenizers, system.config, self.options.seed)
         return system
 

@@ -402,6 +402,15 @@ def test_interrupted_between_checkpoints_the_average_is_the_same(
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_a_finished_training_goes_on_to_more_updates(straight: Run, tmp_path: Path) -> None:
+    assert Run(replace(OPTIONS, updates=3), tmp_path, TEXTS).go(progress=False)
+    assert Run(OPTIONS, tmp_path, TEXTS).go(progress=False)
+    assert weights_of(tmp_path) == weights_of(straight.folder)
+    assert load_system(tmp_path).training == straight.system.training
+    with pytest.raises(UsageError, match="--updates 8, not 3"):
+        Run(replace(OPTIONS, updates=3), tmp_path, TEXTS)
+
+
 def test_a_training_begun_before_an_option_existed_goes_on(straight: Run, tmp_path: Path) -> None:
     shutil.copytree(straight.folder, tmp_path / "old")
     path = tmp_path / "old" / "config.json"
