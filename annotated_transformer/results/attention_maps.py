@@ -201,8 +201,8 @@ def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Fi
         ax.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
         ax.tick_params(labelsize=7)
         ax.grid(visible=False)
-    figure.supylabel("query")
-    figure.supxlabel("key")
+    figure.supylabel("query", fontsize="medium")
+    figure.supxlabel("key", fontsize="medium")
     return figure
 
 
