@@ -214,6 +214,8 @@ def stream_lines(path: str | Path) -> Iterator[str]:
                 yield row.decode("utf-8", "surrogateescape")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CorpusError(f"{path}: damaged gzip data ({error}); fetch the file again") from None
+    except FileNotFoundError:
+        raise CorpusError(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -459,7 +461,10 @@ def clean(
     number = 0
     for block in _blocks(source, target):
         if check and (found := check.add(np.array([[len(a), len(b)] for a, b in block]))):
-            _tell_drift(source[0], target[0], found, report, drift)
+            text = drift_text(source[0], target[0], *found)
+            if drift:
+                raise CorpusError(f"{text}; align the files again, or go on with --allow-drift")
+            report.notes.append(text)
             check = None  # once is enough
         block = [(a.strip(), b.strip()) for a, b in block]
         new = seen.add(fingerprints(block))
@@ -497,14 +502,12 @@ def _blocks(
         yield list(zip(first, second, strict=True))
 
 
-def _tell_drift(
-    source: str, target: str, found: tuple[int, int], report: Report, error: bool
-) -> None:
-    line, shift = found
-    text = (
+def drift_text(source: str, target: str, line: int, shift: int) -> str:
+    """Say in words what :class:`DriftCheck` found.
+
+    Defined in: book/translation/cleaning.md
+    """
+    return (
         f"{source}, line {line}: the lengths suggest that from about here on, line n is translated "
         f"by line n{shift:+d} of {target}"
     )
-    if error:
-        raise CorpusError(f"{text}; align the files again, or go on with --allow-drift")
-    report.notes.append(text)

@@ -34,7 +34,7 @@ from annotated_transformer.translation.checkpoints import (
     load_system,
     write_atomically,
 )
-from annotated_transformer.translation.cleaning import locate
+from annotated_transformer.translation.cleaning import locate, stream_lines
 from annotated_transformer.translation.corpora import (
     CORPORA,
     MULTI30K,
@@ -45,7 +45,13 @@ from annotated_transformer.translation.corpora import (
     read_lines,
     read_parallel,
 )
-from annotated_transformer.translation.shards import Files, Preparation, Prepared, prepare
+from annotated_transformer.translation.shards import (
+    Files,
+    Preparation,
+    Prepared,
+    prepare,
+    remarks,
+)
 from annotated_transformer.translation.system import (
     RECIPES,
     Run,
@@ -167,8 +173,12 @@ class Train:
         if self.train_files is None or self.valid_files is None:
             raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
         pair = languages(options.pair)
+        for path in (*self.train_files, *self.valid_files):
+            next(stream_lines(path), "")  # is it text at all?
         train = read_parallel(*self.train_files, languages=pair)
         valid = read_parallel(*self.valid_files, languages=pair, split="val")
+        for remark in remarks(train, {"val": valid}):
+            say(remark)
         return (train if options.size is None else train.head(options.size)), valid
 
     def __call__(self) -> int:
@@ -427,14 +437,18 @@ class Prepare:
                 raise UsageError(f"--{option} {value}: must be above 0 and below 65536")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers {self.workers}: must be greater than 0")
-        corpus = prepare(
-            self.out,
-            self.files(),
-            options,
-            workers=self.workers,
-            progress=not self.quiet,
-            say=say,
-        )
+        try:
+            corpus = prepare(
+                self.out,
+                self.files(),
+                options,
+                workers=self.workers,
+                progress=not self.quiet,
+                say=say,
+            )
+        except KeyboardInterrupt:
+            say(f"{NAME}: interrupted; the same command goes on from there")
+            return 130
         say(f"{len(corpus.text('train'))} sentence pairs in {self.out}; train with --prepared")
         return 0
 

@@ -36,10 +36,12 @@ from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.translation.checkpoints import remove_leftovers, write_atomically
 from annotated_transformer.translation.cleaning import (
+    DriftCheck,
     Report,
     Rules,
     Seen,
     clean,
+    drift_text,
     fingerprints,
     stream_lines,
 )
@@ -508,11 +510,8 @@ def _plan(files: Files, options: Preparation) -> dict[str, Any]:
 
 
 def _checksum(path: Path) -> str:
-    next(stream_lines(path), "")  # is it text at all?
-    try:
-        return sha256_of(path)
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
+    next(stream_lines(path), "")  # is it there, and is it text at all?
+    return sha256_of(path)
 
 
 def _check_plan(folder: Path, plan: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -644,6 +643,23 @@ class Overlap:
                     f"{len(met)} different source sentences of {split} stand in the training text "
                     f"too, the first in its line {first}"
                 )
+
+
+def remarks(train: ParallelText, held: Mapping[str, ParallelText]) -> Iterator[str]:
+    """Say what is odd about texts in memory: sides that drift, sentences in two splits.
+
+    Defined in: book/translation/shards.md
+    """
+    lengths = [[len(source), len(target)] for source, target in train]
+    if found := DriftCheck().add(np.array(lengths).reshape(-1, 2)):
+        line, shift = found
+        for blank in train.blank:  # lines that were dropped before
+            line += blank <= line
+        yield drift_text(train.checksums[0][0], train.checksums[1][0], line, shift)
+    overlap = Overlap(held)
+    for _ in overlap.watch(train):
+        pass
+    yield from overlap.notes()
 
 
 def _learn(folder: Path, pieces: Sequence[Path], counts: Sequence[int], size: int) -> None:

@@ -512,6 +512,22 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
     assert "train-00000.safetensors: damaged" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_files_are_looked_over(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
+    page = write(tmp_path / "page.de", ["<!DOCTYPE html>", "<p>404</p>"])
+    words = ["train", *SIZES.split(), *texts, "--out", str(tmp_path / "m")]
+    assert f"{page}: an HTML page" in fails(capsys, *[page if w == texts[1] else w for w in words])
+    text = load_corpus("grammar", size=300)
+    drifted = [
+        write(tmp_path / "d.de", text.source[:-1]),
+        write(tmp_path / "d.en", text.target[1:]),
+    ]
+    words = ["train", *SIZES.split(), "--train-files", *drifted, "--valid-files", *drifted]
+    assert main([*words, "--updates", "1", "--out", str(tmp_path / "m")]) == 0
+    said = capsys.readouterr().err
+    assert "line n is translated by line n-1 of d.en" in said
+    assert "299 different source sentences of val stand in the training text too" in said
+
+
 def test_prepare_from_an_archive(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
     archive = tmp_path / "corpus.tgz"
     with tarfile.open(archive, "w:gz") as tape:

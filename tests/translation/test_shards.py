@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from annotated_transformer.translation.shards import (
     pooled_batches,
     prepare,
     read_piece,
+    remarks,
     sample_pieces,
     worker_pool,
     write_pieces,
@@ -389,6 +391,21 @@ def test_shards_that_are_there_are_kept(tmp_path: Path, files: Any) -> None:
     assert contents(out) == whole
 
 
+def children(pid: int) -> list[int]:
+    """Return the children of a process, where the system tells."""
+    paths = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in paths for child in path.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and is more than its exit status."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
 def test_killed_and_started_again(tmp_path: Path) -> None:
     pairs = list(load_corpus("grammar", size=4000))
     train, val = write(tmp_path, "train", pairs), write(tmp_path, "val", list(VALID))
@@ -400,9 +417,14 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     for text in process.stderr:
         if text.startswith("learning"):
             time.sleep(0.05)
+            workers = children(process.pid)
             process.kill()
             break
     process.wait()
+    deadline = time.monotonic() + 10
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, workers))
     process.stderr.close()
     assert not (tmp_path / "out" / "prepared.json").exists()
     said = run(tmp_path / "out", {"train": [train], "val": [val]}, Preparation(vocabulary=700))
@@ -493,9 +515,26 @@ def test_what_cannot_be_prepared(tmp_path: Path, files: Any) -> None:
         said = run(tmp_path / folder, files)
         assert "begins again, with other" in said[0]
         assert len(Prepared(tmp_path / folder).text()) == 300
-    assert "cannot be read" in message(
+    assert "no such file" in message(
         lambda: run(tmp_path / "5", {"train": [(tmp_path / "none", train[1])]})
     )
+
+
+def test_remarks_on_texts_in_memory() -> None:
+    train = load_corpus("grammar", size=1000)
+    assert list(remarks(train, {"val": VALID})) == []
+    drifted = replace(
+        train,
+        source=train.source[:-1],
+        target=train.target[:500] + train.target[501:],
+        checksums=(("a.de", ""), ("a.en", "")),
+        blank=(3, 4, 990),
+    )
+    drift, both = remarks(drifted, {"val": VALID, "test": train.head(1)})
+    assert drift.startswith("a.de, line 50")
+    assert int(drift.split("line ")[1].split(":")[0]) in range(496, 514)
+    assert "by line n-1 of a.en" in drift
+    assert both.startswith("1 different source sentences of test stand in the training text")
 
 
 @pytest.mark.parametrize("name", ["prepared.json", "tokenizer.json"])
