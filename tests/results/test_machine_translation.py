@@ -1,0 +1,126 @@
+"""Costs are counted as PyTorch counts; records are refused by name; claims can fail."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from annotated_transformer.model.attention import subsequent_mask
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import ModelConfig, build_model
+from annotated_transformer.results.machine_translation import (
+    ABLATION,
+    SUSTAINED,
+    TRAINING,
+    RecordError,
+    find_records,
+    product_flops,
+    read_records,
+    spread,
+    training_cost,
+)
+from tests.claims import assert_claim_can_fail
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+CHAPTER = "results/machine_translation"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("days * 24 * 3600 * gpus", "days * 24 * 3600"),
+        ('"P100": 9.5e12', '"P100": 9.3e12'),
+        ("return pairs * forward * 2 * 3", "return pairs * forward * 2 * 2"),
+        ("+ queries * others * (keys + values)", ""),
+        ("attention(target, source) + network(target)", "attention(target, source)"),
+    ],
+)
+def test_claim_6_1a_can_fail(old: str, new: str) -> None:
+    assert_claim_can_fail(CHAPTER, "6.1a", old, new)
+
+
+def test_the_cost_is_a_product() -> None:
+    for gpu, rate in SUSTAINED.items():
+        assert training_cost(2, 3, gpu) == pytest.approx(2 * 86_400 * 3 * rate)
+    with pytest.raises(KeyError):
+        training_cost(1, 1, "abacus")
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    layers=st.integers(1, 2), h=st.integers(1, 3), d_k=st.integers(1, 5), d_v=st.integers(1, 5),
+    d_ff=st.integers(1, 9), vocab=st.integers(5, 20), pairs=st.integers(1, 3),
+    source=st.integers(2, 6), target=st.integers(2, 6),
+)  # fmt: skip
+def test_products_are_counted_as_pytorch_counts_them(
+    layers: int, h: int, d_k: int, d_v: int, d_ff: int, vocab: int, pairs: int, source: int,
+    target: int,
+) -> None:  # fmt: skip
+    config = ModelConfig(N=layers, d_model=6, d_ff=d_ff, h=h, d_k=d_k, d_v=d_v, max_len=8)
+    model = build_model(vocab, vocab, config)
+    for part in model.modules():
+        if isinstance(part, MultiHeadedAttention):
+            part.keep_weights = True
+    src, tgt = torch.ones(pairs, source).long(), torch.ones(pairs, target).long()
+    with FlopCounterMode(display=False) as counter:
+        seen = torch.ones(1, 1, source).bool()
+        model.generator(model(src, tgt, seen, subsequent_mask(target))).sum().backward()
+    assert counter.get_total_flops() == product_flops(config, vocab, pairs, source, target)
+
+
+def test_records_are_found_from_below(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert find_records(tmp_path / "a" / "b") is None
+    (tmp_path / "results").mkdir()
+    assert find_records(tmp_path / "a" / "b") is None
+    (tmp_path / "results" / "x.json").write_text("{}")
+    assert find_records(tmp_path / "a" / "b") == tmp_path / "results"
+    assert read_records(None, TRAINING) == {}
+
+
+def write(folder: Path, name: str, data: Any) -> None:
+    """Write a record."""
+    (folder / name).write_text(data if isinstance(data, str) else json.dumps(data))
+
+
+def test_records_are_told_apart(tmp_path: Path) -> None:
+    write(tmp_path, "b.json", dict.fromkeys(TRAINING, 1))
+    write(tmp_path, "a.json", dict.fromkeys(ABLATION, 2))
+    write(tmp_path, "c.json", {"something": "else"})
+    assert list(read_records(tmp_path, TRAINING)) == ["b"]
+    assert list(read_records(tmp_path, ABLATION)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"curve": []}, "has no command, commit"),
+        ("{", "cannot be read as JSON"),
+        ([1], "not a JSON object"),
+    ],
+)
+def test_a_bad_record_is_named(data: Any, words: str, tmp_path: Path) -> None:
+    write(tmp_path, "bad.json", data)
+    with pytest.raises(RecordError, match=words) as error:
+        read_records(tmp_path, TRAINING)
+    assert str(tmp_path / "bad.json") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_spread() -> None:
+    assert spread([1.5]) == "1.50 (one seed)"
+    assert spread(iter([1, 3])) == "2.00 ± 1.41 (2 seeds)"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_what_is_stored_can_be_told_to_anybody(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.search(r"[\"' =](/|[A-Z]:\\\\|~/|file:)", text) is None, "a path of a machine"
+    assert "-dirty" not in text
+    assert "unknown" not in json.loads(text).get("commit", "")
