@@ -119,18 +119,18 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
     Defined in: book/translation/beam_search.md
     """
     _, beam, size = logits.shape
-    base = log_probs - logits.logsumexp(-1)  # (sentences, beam)
-    tops = chunk_maxima(logits) + base.unsqueeze(2)  # (sentences, beam, chunks)
+    tops = chunk_maxima(logits)  # (sentences, beam, chunks)
+    base = log_probs - log_total(logits, tops.amax(-1))  # (sentences, beam)
+    tops = tops + base.unsqueeze(2)
     _, chunks = _first(tops.flatten(1), beam)
     chunks = chunks.sort(-1).values.unsqueeze(2)  # equal candidates shall keep their order
     row, start = chunks // tops.size(2), chunks % tops.size(2) * CHUNK
     token = start + torch.arange(CHUNK, device=logits.device)  # (sentences, beam, CHUNK)
     inside, token = token < size, token.clamp(max=size - 1)
     place = (row * size + token).flatten(1)  # in the flattened (beam, vocab)
-    values = logits.flatten(1).gather(1, place) + base.gather(1, row.squeeze(2)).repeat_interleave(
-        CHUNK, 1
-    )
-    log_probs, chosen = _first(values.masked_fill(~inside.flatten(1), -torch.inf), beam)
+    values = logits.flatten(1).gather(1, place).view(token.shape)
+    values = values + base.gather(1, row.squeeze(2)).unsqueeze(2)  # (sentences, beam, CHUNK)
+    log_probs, chosen = _first(values.masked_fill(~inside, -torch.inf).flatten(1), beam)
     place = place.gather(1, chosen)
     return log_probs, place // size, place % size
 
@@ -147,13 +147,27 @@ def chunk_maxima(logits: Tensor) -> Tensor:
     return torch.cat([tops, logits[..., whole * CHUNK :].amax(-1, keepdim=True)], -1)
 
 
+def log_total(logits: Tensor, largest: Tensor) -> Tensor:
+    """Return ``logits.logsumexp(-1)``, given the maxima, by the faster kernel of log_softmax.
+
+    Defined in: book/translation/beam_search.md
+    """
+    return torch.maximum(largest - logits.log_softmax(-1).amax(-1), largest)
+
+
 def _first(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest of each row and their places; the earlier place first, if equal.
 
     Defined in: book/translation/beam_search.md
     """
-    values, places = values.sort(dim=-1, descending=True, stable=True)
-    return values[:, :count], places[:, :count]
+    tops, places = values.topk(count)  # in any order, if equal
+    least = tops[:, -1:]
+    if ((values >= least).sum(-1, keepdim=True) > count).logical_and(least > -torch.inf).any():
+        tops, places = values.sort(dim=-1, descending=True, stable=True)
+        return tops[:, :count], places[:, :count]
+    places = places.sort(-1).values
+    tops, order = values.gather(1, places).sort(dim=-1, descending=True, stable=True)
+    return tops, places.gather(1, order)
 
 
 class _Beams:
