@@ -37,10 +37,8 @@ from annotated_transformer.translation.checkpoints import (
 from annotated_transformer.translation.cleaning import locate, stream_lines
 from annotated_transformer.translation.corpora import (
     CORPORA,
-    MULTI30K,
     CorpusError,
     ParallelText,
-    fetch,
     load_corpus,
     read_lines,
     read_parallel,
@@ -399,7 +397,7 @@ class Prepare:
         OmitArgPrefixes[Preparation], tyro.conf.arg(help="What is kept, and in how many pieces.")
     ] = field(default_factory=Preparation)
     corpus: str = "files"
-    """What to prepare, files, or multi30k, which is downloaded."""
+    """What to prepare, files, or a corpus that the package knows; it is downloaded."""
     train_files: tuple[Path, ...] = ()
     """Source and target text, pair by pair; a path may go on inside a tar or zip archive."""
     valid_files: tuple[Path, Path] | None = None
@@ -417,7 +415,8 @@ class Prepare:
         """Find the files of each split, downloading or unpacking them where that is needed."""
         pair = languages(self.preparation.pair)
         if self.corpus != "files":
-            return corpus_files(self.corpus, pair, mirror=self.mirror, progress=not self.quiet)
+            folder, progress = self.out / "corpus", not self.quiet
+            return corpus_files(self.corpus, pair, folder, mirror=self.mirror, progress=progress)
         paths = [locate(path, self.out / "unpacked") for path in self.train_files]
         if not paths or len(paths) % 2 or self.valid_files is None:
             raise UsageError("--corpus files: give --train-files and --valid-files, by two")
@@ -454,28 +453,30 @@ class Prepare:
 
 
 def corpus_files(
-    corpus: str, pair: tuple[str, str], *, mirror: Path | None = None, progress: bool = True
+    corpus: str,
+    pair: tuple[str, str],
+    folder: Path,
+    *,
+    mirror: Path | None = None,
+    progress: bool = True,
 ) -> Files:
-    """Fetch the files of a corpus that the package knows.
+    """Write a corpus that the package knows into files, split by split.
 
     Raises:
-        CorpusError: They cannot be had.
-        UsageError: There is no such corpus or language.
+        CorpusError: It cannot be had, or not in these languages.
+        UsageError: There is no such corpus.
 
     Defined in: book/translation/command.md
     """
-    tables = {"multi30k": MULTI30K}
-    if corpus not in tables:
-        raise UsageError(f"--corpus {corpus}: choose among files, {', '.join(tables)}")
-    table = tables[corpus]
-    if unknown := set(pair) - {language for _, language in table}:
-        raise UsageError(f"--pair {'-'.join(pair)}: {corpus} has no {', '.join(sorted(unknown))}")
-    found = {}
-    for split in dict.fromkeys(split for split, _ in table):
-        source, target = (
-            fetch(table[split, language], mirror=mirror, progress=progress) for language in pair
-        )
-        found[split] = [(source, target)]
+    if corpus not in CORPORA:
+        raise UsageError(f"--corpus {corpus}: choose among files, {', '.join(CORPORA)}")
+    found: dict[str, list[tuple[Path, Path]]] = {}
+    for split in CORPORA[corpus]:
+        text = load_corpus(corpus, "-".join(pair), split, mirror=mirror, progress=progress)
+        first, second = (folder / f"{split}.{language}" for language in pair)
+        for path, side in ((first, text.source), (second, text.target)):
+            write_atomically(path, "".join(f"{line}\n" for line in side).encode())
+        found[split] = [(first, second)]
     return found
 
 

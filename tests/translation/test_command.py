@@ -1,8 +1,6 @@
 """The command line, as a user meets it: results, one-line errors, interruptions."""
 
 import errno
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -31,7 +29,7 @@ from annotated_transformer.translation.command import (
     parse,
     unboxed,
 )
-from annotated_transformer.translation.corpora import DATA_VARIABLE, RemoteFile, load_corpus
+from annotated_transformer.translation.corpora import DATA_VARIABLE, ParallelText, load_corpus
 from annotated_transformer.translation.shards import Prepared
 from annotated_transformer.translation.system import RECIPES, translate_lines
 
@@ -143,8 +141,8 @@ def test_translate_and_evaluate_are_parsed() -> None:
         ("train --prepared p --corpus grammar", "go together"),
         ("train --prepared nowhere", "nowhere: not prepared"),
         ("prepare p", "--train-files"),
-        ("prepare p --corpus wmt99", "--corpus wmt99: choose among files, multi30k"),
-        ("prepare p --corpus multi30k --pair de-xx", "multi30k has no xx"),
+        ("prepare p --corpus wmt99", "--corpus wmt99: choose among files, grammar"),
+        ("prepare p --corpus multi30k --pair de-xx", "no language pair 'de-xx'"),
         ("prepare p --vocabulary 0", "--vocabulary 0"),
         ("prepare p --max-len 70000", "--max-len 70000"),
         ("prepare p --workers 0", "--workers 0"),
@@ -544,30 +542,38 @@ def test_prepare_from_an_archive(texts: list[str], tmp_path: Path, capsys: Captu
     assert f"{archive}, member ../data/x: refused" in fails(capsys, *words)
 
 
-def test_prepare_a_known_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(DATA_VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    mirror = tmp_path / "multi30k"
-    mirror.mkdir()
-    files = {}
-    for split, size in (("train", 60), ("val", 5), ("test_2016_flickr", 5)):
-        text = load_corpus("grammar", split="train" if split == "train" else "val", size=size)
-        for language, side in (("de", text.source), ("en", text.target)):
-            content = gzip.compress("".join(f"{line}\n" for line in side).encode())
-            path = f"multi30k/{split}.{language}.gz"
-            (tmp_path / path).write_bytes(content)
-            digest = hashlib.sha256(content).hexdigest()
-            files[split, language] = RemoteFile(path, (), digest, len(content))
-    monkeypatch.setattr(module, "MULTI30K", files)
-    words = ["prepare", str(tmp_path / "p"), "--corpus", "multi30k", "--mirror", str(tmp_path)]
-    words += ["--vocabulary", "300", "--pair", "en-de", "--quiet", "--workers", "1"]
+@pytest.mark.parametrize("pair", ["de-en", "en-de"])
+def test_prepare_a_known_corpus(
+    pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    sizes = {"train": 60, "val": 5, "test": 7}
+
+    def small(name: str, pair: str, split: str, **_: object) -> ParallelText:
+        return load_corpus(name, pair, split, size=sizes[split])
+
+    monkeypatch.setattr(module, "load_corpus", small)
+    words = ["prepare", str(tmp_path / "p"), "--corpus", "grammar", "--vocabulary", "300"]
+    words += ["--pair", pair, "--quiet", "--workers", "1"]
     assert main(words) == 0
     found = Prepared(tmp_path / "p")
-    assert found.languages == ("en", "de")
-    assert set(found.reports) == {"train", "val", "test_2016_flickr"}
-    text = load_corpus("grammar", "en-de", size=60)
+    assert found.languages == tuple(pair.split("-"))
+    assert {split: report["kept"] for split, report in found.reports.items()} == sizes
+    text = load_corpus("grammar", pair, size=60)
     first = found.text("train").pair(0)
     assert [found.tokenizer.decode(side) for side in first] == [text.source[0], text.target[0]]
+    assert main(words) == 0
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def test_prepare_is_interrupted(
+    texts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "prepare", interrupted)
+    words = ["prepare", tmp_path / "p", *texts]
+    assert "goes on from there" in fails(capsys, *words, status=130)
 
 
 def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> None:
