@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -76,25 +77,27 @@ def sentences(
     return found
 
 
-def memory(parent: int) -> tuple[int, int]:
-    """Return the memory of a process and all its children, in bytes.
+def usage(parent: int) -> tuple[int, int, float]:
+    """Return what a process and all its children use.
 
     Returns:
-        Each page counted once, divided among those who share it; and the sum of what each
-        process has, shared pages counted for each.
+        Bytes of memory, each page counted once, divided among those who share it; the sum of
+        what each process has, shared pages counted for each; seconds of processor time.
     """
-    family, shares, sizes = [parent], 0, 0
+    family, shares, sizes, ticks = [parent], 0, 0, 0
     for pid in family:
         try:
             for thread in (Path("/proc") / str(pid) / "task").iterdir():
                 family += [int(child) for child in (thread / "children").read_text().split()]
             rollup = (Path("/proc") / str(pid) / "smaps_rollup").read_text()
+            fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it has just ended
             continue
         kib = {line.split()[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
         shares += 1024 * kib["Pss:"]
         sizes += 1024 * kib["Rss:"]
-    return shares, sizes
+        ticks += sum(map(int, fields[11:15]))  # its own, and those of children that have ended
+    return shares, sizes, ticks / os.sysconf("SC_CLK_TCK")
 
 
 def measure(command: list[str]) -> dict[str, object]:
@@ -102,15 +105,18 @@ def measure(command: list[str]) -> dict[str, object]:
     steps: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen(command, stderr=output)
-        said, last = "", time.monotonic()
+        said, last, used = "", time.monotonic(), 0.0
         while process.poll() is None:
             output.seek(0)
             said = output.read()
             now = [step for step in ("learning", "encoding") if f"\n{step} " in said]
-            step = steps.setdefault(now[-1] if now else "cleaning", {"seconds": 0.0})
+            start = {"seconds": 0.0, "processor_seconds": 0.0}
+            step = steps.setdefault(now[-1] if now else "cleaning", start)
             step["seconds"] += time.monotonic() - last
             last = time.monotonic()
-            once, twice = memory(process.pid)
+            once, twice, total = usage(process.pid)
+            step["processor_seconds"] += max(0.0, total - used)
+            used = max(used, total)
             step["peak_bytes"] = max(step.get("peak_bytes", 0), once)
             step["peak_bytes_shared_twice"] = max(step.get("peak_bytes_shared_twice", 0), twice)
             time.sleep(0.5)
