@@ -13,12 +13,17 @@ import time
 from pathlib import Path
 
 TASKS = ("train small", "train base", "decode small", "decode base")
+RIVALS = {"search greedy": 1, "search beam": 4}  # with rivals, which must be installed
 TURN = 3  # steps that a contender makes before the next one does
 REQUIRED = {
     ("train small", "torch.nn.Transformer"): 2.5,
     ("train base", "torch.nn.Transformer"): 2.0,
     ("decode small", "article"): 15.0,
     ("decode base", "article"): 15.0,
+    ("search greedy", "hugging_face"): 2.0,
+    ("search greedy", "ctranslate2"): 1.5,
+    ("search beam", "hugging_face"): 1.6,
+    ("search beam", "ctranslate2"): 0.85,
 }
 
 
@@ -26,19 +31,23 @@ def work(contender: str, task: str, size: str) -> None:
     """Do a step for each line that comes in; answer with seconds, at the end with memory."""
     import torch
 
+    from benchmarks import rivals
     from benchmarks.contenders import CONTENDERS, SIZES
 
     imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = CONTENDERS[contender](SIZES[size], task)
+    if f"{task} {size}" in RIVALS:
+        step = rivals.CONTENDERS[contender](SIZES["base"], RIVALS[f"{task} {size}"])
+    else:
+        step = CONTENDERS[contender](SIZES[size], task)
     step()  # the first one allocates and warms up
     step()
     print("ready", torch.get_float32_matmul_precision(), flush=True)
     for line in sys.stdin:
         if line.strip() == "end":
             break
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         step()
-        print(time.perf_counter() - start, flush=True)
+        print(time.perf_counter() - start, time.process_time() - busy, flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     scale = 1024 if sys.platform == "darwin" else 1  # bytes there, KiB elsewhere
     print((peak - imported) / scale / 1024, flush=True)
@@ -55,6 +64,7 @@ class Worker:
         )
         self.precision = self.answer().split()[1]
         self.seconds: list[float] = []
+        self.busy: list[float] = []  # seconds of all processor cores that it used
 
     def answer(self) -> str:
         """Read a line of the worker."""
@@ -64,12 +74,18 @@ class Worker:
             raise SystemExit(f"{self.name} failed")
         return line
 
-    def ask(self, line: str) -> float:
-        """Send a line, return the number that comes back."""
+    def ask(self, line: str) -> list[float]:
+        """Send a line, return the numbers that come back."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
-        return float(self.answer())
+        return [float(number) for number in self.answer().split()]
+
+    def step(self) -> None:
+        """Let it make a step."""
+        seconds, busy = self.ask("step")
+        self.seconds.append(seconds)
+        self.busy.append(busy)
 
 
 def measure(task: str, contenders: list[str], rounds: int) -> dict[str, dict[str, object]]:
@@ -77,13 +93,15 @@ def measure(task: str, contenders: list[str], rounds: int) -> dict[str, dict[str
     workers = [Worker(name, task) for name in contenders]
     for _ in range(rounds):
         for worker in workers:  # a few steps in a row: only the first finds cold caches
-            worker.seconds += [worker.ask("step") for _ in range(TURN)]
+            for _ in range(TURN):
+                worker.step()
     results = {}
     for worker in workers:
         results[worker.name] = {
             "median_s": statistics.median(worker.seconds),
             "best_s": min(worker.seconds),
-            "memory_mb": worker.ask("end"),
+            "busy_s": statistics.median(worker.busy),
+            "memory_mb": worker.ask("end")[0],
             "float32_products": worker.precision,
         }
         worker.process.wait()
@@ -93,21 +111,29 @@ def measure(task: str, contenders: list[str], rounds: int) -> dict[str, dict[str
 def show(task: str, results: dict[str, dict[str, object]]) -> None:
     """Print a table of one task, as ratios to ours."""
     ours = results["ours"]
-    print(f"\n{task}\n{'':24}{'median s':>10}{'best s':>9}{'MB':>8}{'time':>8}{'memory':>9}")
+    columns = "".join(f"{name:>9}" for name in ("median s", "best s", "MB", "time", "busy"))
+    print(f"\n{task}\n{'':24}{columns}   memory")
     for name, row in results.items():
         time_ratio = row["median_s"] / ours["median_s"]  # type: ignore[operator]
+        busy_ratio = row["busy_s"] / ours["busy_s"]  # type: ignore[operator]
         memory_ratio = ours["memory_mb"] / row["memory_mb"]  # type: ignore[operator]
         need = REQUIRED.get((task, name))
         print(
-            f"{name:24}{row['median_s']:10.3f}{row['best_s']:9.3f}{row['memory_mb']:8.0f}"
-            f"{time_ratio:7.2f}x{memory_ratio:9.2f}" + (f"   (at least {need}x)" if need else "")
+            f"{name:24}{row['median_s']:9.3f}{row['best_s']:9.3f}{row['memory_mb']:9.0f}"
+            f"{time_ratio:8.2f}x{busy_ratio:8.2f}x{memory_ratio:9.2f}"
+            + (f"   (at least {need}x)" if need else "")
         )
 
 
 def main() -> None:
     """Read the options, measure, print, write a record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("tasks", nargs="*", help=f"any of: {', '.join(TASKS)} (all unless given)")
+    parser.add_argument(
+        "tasks",
+        nargs="*",
+        help=f"any of: {', '.join((*TASKS, *RIVALS))} (the first {len(TASKS)} unless given)",
+    )
+    parser.add_argument("--install", action="store_true", help="install the rivals of the searches")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each contender")
     parser.add_argument("--record", type=Path, help="write the figures into this JSON file")
     parser.add_argument("--work", nargs=3, metavar=("WHO", "TASK", "SIZE"), help=argparse.SUPPRESS)
@@ -115,15 +141,23 @@ def main() -> None:
     if options.work:
         work(*options.work)
         return
-    unknown = set(options.tasks) - set(TASKS)
+    if options.install:
+        from benchmarks import rivals
+
+        rivals.install()
+        return
+    unknown = set(options.tasks) - {*TASKS, *RIVALS}
     if unknown:
-        parser.error(f"unknown task {sorted(unknown)[0]!r}; choose among {', '.join(TASKS)}")
+        known = ", ".join((*TASKS, *RIVALS))
+        parser.error(f"unknown task {sorted(unknown)[0]!r}; choose among {known}")
     found = {}
     for task in options.tasks or TASKS:
         rounds = (
             options.rounds if "small" in task and "train" in task else max(1, options.rounds // 3)
         )
         others = ["article"] if task.startswith("decode") else ["torch.nn.Transformer", "article"]
+        if task in RIVALS:
+            others = ["hugging_face", "ctranslate2"]
         found[task] = measure(task, ["ours", *others], rounds)
         show(task, found[task])
     if options.record:

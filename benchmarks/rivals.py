@@ -1,0 +1,157 @@
+"""Decoders of others, of the same size: Hugging Face's Marian and CTranslate2.
+
+They live in a folder of their own, made by ``python -m benchmarks --install``, and use the
+project's PyTorch; nothing of the project needs them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from annotated_transformer.model.transformer import build_model
+from annotated_transformer.notation import EOS, UNK
+from annotated_transformer.training.speed import prepare_cpu
+from annotated_transformer.translation.beam_search import beam_search
+from annotated_transformer.translation.decoding import greedy_search
+from annotated_transformer.translation.steps import packed
+from benchmarks.contenders import Size
+
+PACKAGES = ("ctranslate2==4.8.5", "transformers==5.23.0")
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / (
+    "annotated-transformer/rivals"
+)
+SENTENCES, SOURCE, TARGET, ALPHA = 32, 20, 60, 0.6
+Step = Callable[[], object]
+
+
+def install() -> None:
+    """Install the rivals into their folder."""
+    pip = [sys.executable, "-m", "pip", "install", "--target", str(FOLDER), "--upgrade"]
+    subprocess.run([*pip, *PACKAGES], check=True)
+
+
+def sources(size: Size) -> list[list[int]]:
+    """Draw sentences, all equally long."""
+    chance = torch.Generator().manual_seed(0)
+    block = torch.randint(4, size.vocabulary, (SENTENCES, SOURCE), generator=chance)
+    found: list[list[int]] = block.tolist()
+    return found
+
+
+def ours(size: Size, beam: int) -> Step:
+    """Our search, as the command line runs it, in float32; the end symbol is made impossible."""
+    prepare_cpu()
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    model = build_model(size.vocabulary, size.vocabulary, size.config).eval()
+    model.generator.proj.bias.detach()[EOS] = -1e4
+    texts, kept = sources(size), packed(model)
+    kept.__enter__()
+
+    def step(_: object = kept) -> object:  # keeps the context open
+        if beam == 1:
+            outputs = greedy_search(model, texts, TARGET)
+        else:
+            found = beam_search(model, texts, beam=beam, alpha=ALPHA, max_len=TARGET)
+            outputs = [hypotheses[0].tokens for hypotheses in found]
+        assert all(len(output) == TARGET for output in outputs)
+        return outputs
+
+    return step
+
+
+def marian(size: Size) -> torch.nn.Module:
+    """Build Marian by Hugging Face, with weights as initialised."""
+    if not FOLDER.exists():
+        raise SystemExit("the rivals are not installed: python -m benchmarks --install")
+    sys.path.append(str(FOLDER))  # after the project's own packages
+    from transformers import MarianConfig, MarianMTModel
+
+    c = size.config
+    torch.manual_seed(0)
+    config = MarianConfig(
+        vocab_size=size.vocabulary + 1,  # the padding is last, and CTranslate2 leaves it out
+        d_model=c.d_model,
+        encoder_layers=c.N,
+        decoder_layers=c.N,
+        encoder_attention_heads=c.h,
+        decoder_attention_heads=c.h,
+        encoder_ffn_dim=c.d_ff,
+        decoder_ffn_dim=c.d_ff,
+        max_position_embeddings=c.max_len,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=size.vocabulary,
+        decoder_start_token_id=size.vocabulary,
+        eos_token_id=EOS,
+        forced_eos_token_id=None,
+    )
+    model: torch.nn.Module = MarianMTModel(config).eval()
+    return model
+
+
+def hugging_face(size: Size, beam: int) -> Step:
+    """``generate`` of Marian, with its caches, by its own search."""
+    model = marian(size)
+    src = torch.tensor([[*source, EOS] for source in sources(size)])
+    options = {"num_beams": beam, "do_sample": False, "length_penalty": ALPHA if beam > 1 else None}
+
+    def step() -> object:
+        with torch.inference_mode():
+            out = model.generate(  # type: ignore[operator]
+                src,
+                attention_mask=torch.ones_like(src),
+                min_new_tokens=TARGET,
+                max_new_tokens=TARGET,
+                **{name: value for name, value in options.items() if value is not None},
+            )
+        assert out.shape == (SENTENCES, TARGET + 1)
+        return out
+
+    return step
+
+
+def ctranslate2(size: Size, beam: int) -> Step:
+    """CTranslate2 in float32, with the weights of that Marian."""
+    model = marian(size)
+    import ctranslate2 as library
+    from ctranslate2.converters.transformers import MarianMTLoader
+
+    words = [f"w{i}" for i in range(size.vocabulary)]
+    words[EOS], words[UNK] = "</s>", "<unk>"
+    spec = MarianMTLoader().get_model_spec(model)
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    spec.config.eos_token, spec.config.unk_token = "</s>", "<unk>"
+    spec.config.decoder_start_token = "</s>"  # any: it starts from a zero embedding
+    with tempfile.TemporaryDirectory() as folder:
+        spec.validate()
+        spec.optimize(quantization="float32")
+        spec.save(folder)
+        translator = library.Translator(
+            folder, compute_type="float32", inter_threads=1, intra_threads=torch.get_num_threads()
+        )
+    texts = [[*(words[token] for token in source), "</s>"] for source in sources(size)]
+
+    def step() -> object:
+        found = translator.translate_batch(
+            texts,
+            beam_size=beam,
+            length_penalty=ALPHA,
+            min_decoding_length=TARGET,
+            max_decoding_length=TARGET,
+        )
+        assert all(len(one.hypotheses[0]) == TARGET for one in found)
+        return found
+
+    return step
+
+
+CONTENDERS = {"ours": ours, "hugging_face": hugging_face, "ctranslate2": ctranslate2}
