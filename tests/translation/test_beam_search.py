@@ -19,6 +19,7 @@ from annotated_transformer.translation.beam_search import (
     check_search,
     chunk_maxima,
     length_penalty,
+    log_total,
 )
 from annotated_transformer.translation.decoding import greedy_search, strip
 from annotated_transformer.translation.steps import CHUNK, CachedSteps, PackedSteps, can_pack
@@ -267,6 +268,15 @@ def test_chunk_maxima(seed, size):
     logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed))
     expected = torch.stack([chunk.amax(-1) for chunk in logits.split(CHUNK, -1)], -1)
     assert torch.equal(chunk_maxima(logits), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(1, 300), st.sampled_from([0.01, 1.0, 30.0]))
+def test_log_total_is_logsumexp(seed, size, scale):
+    logits = scale * torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed))
+    found = log_total(logits, logits.amax(-1))
+    assert torch.allclose(found.double(), logits.double().logsumexp(-1), rtol=1e-6, atol=1e-5)
+    assert (found >= logits.amax(-1)).all()  # so that no log-probability is above zero
 
 
 def test_length_penalty():
