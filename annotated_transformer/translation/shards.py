@@ -8,6 +8,7 @@ Defined in the chapter *Shards* (book/translation/shards.md).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -53,6 +54,7 @@ from annotated_transformer.translation.corpora import (
 )
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
+    Tokenizer,
     TokenizerError,
     load_tokenizer,
     save_tokenizer,
@@ -329,6 +331,15 @@ def sample_pieces(pieces: Sequence[Path], counts: Sequence[int], most: int) -> I
         start = (start - count) % step
 
 
+@functools.lru_cache(maxsize=1)
+def _tokenizer(path: Path, _: int) -> Tokenizer:
+    """Load a tokenizer once in a process: memory is lost with each that is loaded and used.
+
+    Defined in: book/translation/shards.md
+    """
+    return load_tokenizer(path)
+
+
 def encode_piece(piece: Path, shard: Path, tokenizer: Path, max_len: int) -> None:
     """Encode a piece of text into a shard, without the pairs of more than ``max_len`` tokens.
 
@@ -340,7 +351,7 @@ def encode_piece(piece: Path, shard: Path, tokenizer: Path, max_len: int) -> Non
 
     Defined in: book/translation/shards.md
     """
-    shared = load_tokenizer(tokenizer)
+    shared = _tokenizer(tokenizer, tokenizer.stat().st_mtime_ns)
     pairs, long = [], 0
     for source, target in read_piece(piece):
         pair = shared.encode(source), shared.encode(target)
