@@ -15,11 +15,14 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
+import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
@@ -43,6 +46,12 @@ from annotated_transformer.translation.corpora import (
     read_lines,
     read_parallel,
 )
+from annotated_transformer.translation.evaluation import (
+    by_length,
+    paired_bootstrap,
+    protocols,
+    score,
+)
 from annotated_transformer.translation.shards import (
     Files,
     Preparation,
@@ -56,9 +65,11 @@ from annotated_transformer.translation.system import (
     Training,
     UsageError,
     check_options,
+    commit,
     make_record,
-    score,
+    processor,
     translate_lines,
+    versions,
 )
 from annotated_transformer.translation.tokenizers import TokenizerError
 
@@ -333,6 +344,10 @@ class Evaluate:
     """Score this translation, line by line, instead of a system."""
     references: Path | None = None
     """What it should say."""
+    protocols: bool = False
+    """Score in the other ways as well, in which published numbers were counted."""
+    language: str | None = None
+    """Language of the references, for --protocols of two files."""
     beam: int = 4
     """Hypotheses of each sentence; 1 is greedy decoding."""
     alpha: float = 0.6
@@ -345,8 +360,10 @@ class Evaluate:
     def __call__(self) -> int:
         """Evaluate."""
         if self.model is None and self.hypotheses is not None and self.references is not None:
+            if self.protocols and self.language is None:
+                raise UsageError("--protocols of two files: give the --language of the references")
             text = read_parallel(self.hypotheses, self.references, drop_blank=False)
-            show(score(text.source, text.target), str(self.hypotheses))
+            self.show(text.source, text.target, self.language, str(self.hypotheses))
             return 0
         if self.model is None or self.hypotheses is not None or self.references is not None:
             raise UsageError("give a trained system's folder, or --hypotheses and --references")
@@ -358,11 +375,141 @@ class Evaluate:
             raise UsageError(f"--corpus {corpus}: choose among {', '.join(CORPORA)}")
         split, pair = self.split or TEST[corpus], "-".join(system.languages)
         test = load_corpus(corpus, pair, split, mirror=self.mirror, progress=not self.quiet)
-        scores = evaluate_system(
-            system, test, progress=not self.quiet, beam=self.beam, alpha=self.alpha
+        found = translate_lines(
+            system,
+            test.source,
+            beam=self.beam,
+            alpha=self.alpha,
+            name=f"{corpus} {split}",
+            progress=not self.quiet,
         )
-        show(scores, f"{corpus} {split}, {search_name(self.beam, self.alpha)}")
+        title = f"{corpus} {split}, {search_name(self.beam, self.alpha)}"
+        self.show(found, test.target, test.languages[1], title)
         return 0
+
+    def show(
+        self, found: Sequence[str], wanted: Sequence[str], language: str | None, title: str
+    ) -> None:
+        """Print the scores that were asked for."""
+        show(score(found, wanted), title)
+        if self.protocols and language is not None:
+            for name, way in protocols(found, wanted, language).items():
+                print(f"  {way['bleu']:6.2f}  {name}\n    {way['signature']}")
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare two translations of one text by BLEU, and say whether it may be chance.
+
+    Defined in: book/translation/command.md
+    """
+
+    first: Positional[Path]
+    """A translation, line by line."""
+    second: Positional[Path]
+    """Another one."""
+    references: Path
+    """What they should say."""
+    samples: int = 1000
+    """How many times to draw sentences."""
+
+    def __call__(self) -> int:
+        """Compare."""
+        if self.samples < 2:
+            raise UsageError(f"--samples {self.samples}: must be 2 or more")
+        first, second = (
+            read_parallel(path, self.references, drop_blank=False)
+            for path in (self.first, self.second)
+        )
+        found = paired_bootstrap(first.source, second.source, first.target, samples=self.samples)
+        print(f"{self.first}: BLEU {found.first:.2f}\n{self.second}: BLEU {found.second:.2f}")
+        print(f"difference {found.second - found.first:+.2f}, 95 % of {self.samples} draws")
+        print(f"from {found.low:+.2f} to {found.high:+.2f}, p = {found.p:.3f}")
+        return 0
+
+
+SEARCHES = (  # name, file of weights, beam, alpha
+    ("greedy", WEIGHTS, 1, 0.0),
+    ("beam 4", WEIGHTS, 4, 0.0),
+    ("beam 4, alpha 0.6", WEIGHTS, 4, 0.6),
+    ("beam 4, alpha 0.6, averaged", AVERAGED, 4, 0.6),
+    ("beam 5, alpha 0.6, averaged", AVERAGED, 5, 0.6),
+)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Measure what beam, length penalty and averaging give, one after the other.
+
+    Defined in: book/translation/command.md
+    """
+
+    model: Positional[Path]
+    """Folder of a system trained with --average."""
+    split: str | None = None
+    """Split of its corpus; the test split unless given."""
+    mirror: Path | None = None
+    """Folder that holds the corpora's files, instead of a download."""
+    record: Path | None = None
+    """Where to write the record; ablation.json beside the checkpoints unless given."""
+    quiet: bool = False
+    """Show no progress bar."""
+
+    def __call__(self) -> int:
+        """Translate and score in each way."""
+        system = load_system(self.model)
+        corpus = system.training.get("options", {}).get("corpus", "none")
+        if corpus not in TEST:
+            raise UsageError(f"{self.model}: was trained on {corpus}; needs {', '.join(TEST)}")
+        split, pair = self.split or TEST[corpus], "-".join(system.languages)
+        test = load_corpus(corpus, pair, split, mirror=self.mirror, progress=not self.quiet)
+        prepare_cpu()
+        steps: list[dict[str, Any]] = []
+        before: list[str] | None = None
+        for name, weights, beam, alpha in SEARCHES:
+            system = load_system(self.model, weights=weights)
+            step, before = self.measure(system, test, beam, alpha, before)
+            steps.append({"name": name, **step})
+            gain = f", p = {step['p']:.3f}" if "p" in step else ""
+            print(f"{step['scores']['bleu']:6.2f}  {name}{gain}", flush=True)
+        data = {
+            "command": command_line(),
+            "commit": commit(),
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "training": system.training,
+            "corpus": corpus,
+            "split": split,
+            "checksums": dict(test.checksums),
+            "versions": versions(),
+            "hardware": {"processor": processor(), "threads": torch.get_num_threads()},
+            "steps": steps,
+        }
+        text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(self.record or self.model / "ablation.json", text.encode())
+        return 0
+
+    def measure(
+        self,
+        system: System,
+        test: ParallelText,
+        beam: int,
+        alpha: float,
+        before: list[str] | None,
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Translate in one way; return what goes into the record, and the translations."""
+        start = time.perf_counter()
+        found = translate_lines(
+            system, test.source, beam=beam, alpha=alpha, progress=not self.quiet
+        )
+        step: dict[str, Any] = {
+            "seconds": round(time.perf_counter() - start, 1),
+            "scores": score(found, test.target),
+            "protocols": protocols(found, test.target, test.languages[1]),
+            "by_length": by_length(found, test.target, test.source),
+        }
+        if before is not None:
+            step["p"] = round(paired_bootstrap(before, found, test.target).p, 4)
+        return step, found
 
 
 @dataclass(frozen=True)
@@ -480,7 +627,10 @@ def corpus_files(
     return found
 
 
-def parse(args: Sequence[str]) -> Train | Translate | Evaluate | Average | Prepare:
+Command: TypeAlias = Train | Translate | Evaluate | Compare | Ablation | Average | Prepare
+
+
+def parse(args: Sequence[str]) -> Command:
     """Make a command of the words on the command line.
 
     Raises:
@@ -505,6 +655,8 @@ def parse(args: Sequence[str]) -> Train | Translate | Evaluate | Average | Prepa
                 Annotated[Train, _command(Train, default=Train(training=recipe))]
                 | Annotated[Translate, _command(Translate)]
                 | Annotated[Evaluate, _command(Evaluate)]
+                | Annotated[Compare, _command(Compare)]
+                | Annotated[Ablation, _command(Ablation)]
                 | Annotated[Average, _command(Average)]
                 | Annotated[Prepare, _command(Prepare)],
                 args=list(args),

@@ -25,8 +25,6 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 from tqdm import tqdm
 
 from annotated_transformer import __version__
@@ -654,32 +652,6 @@ def _outputs(model: EncoderDecoder, sources: Ids, limit: int, beam: int, alpha: 
         return greedy_search(model, sources, limit)
     found = beam_search(model, sources, beam=beam, alpha=alpha, max_len=limit)
     return [hypotheses[0].tokens for hypotheses in found]
-
-
-def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Return BLEU and chrF by sacreBLEU, with their signatures.
-
-    Raises:
-        CorpusError: There is nothing to score, or the numbers of lines differ.
-
-    Defined in: book/translation/system.md
-    """
-    if len(hypotheses) != len(references) or not references:
-        raise CorpusError(
-            f"{len(hypotheses)} translations for {len(references)} references: "
-            "there must be one for each"
-        )
-    bleu, chrf = BLEU(), CHRF()
-    found = bleu.corpus_score(list(hypotheses), [list(references)])
-    characters = chrf.corpus_score(list(hypotheses), [list(references)])
-    return {
-        "bleu": round(found.score, 2),
-        "bleu_signature": str(bleu.get_signature()),
-        "bleu_detail": found.format(score_only=False),
-        "chrf": round(characters.score, 2),
-        "chrf_signature": str(chrf.get_signature()),
-        "sentences": len(references),
-    }
 
 
 def make_record(

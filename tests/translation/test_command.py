@@ -19,6 +19,7 @@ import pytest
 import sacrebleu
 import torch
 
+from annotated_transformer.results.machine_translation import ABLATION, read_records
 from annotated_transformer.translation import command as module
 from annotated_transformer.translation.checkpoints import load_system, load_tensors
 from annotated_transformer.translation.command import (
@@ -84,7 +85,17 @@ def fails(capsys: Capture, *words: str | Path, status: int = 2) -> str:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["train"], ["translate"], ["evaluate"], ["average"], ["prepare"]]
+    "words",
+    [
+        [],
+        ["train"],
+        ["translate"],
+        ["evaluate"],
+        ["average"],
+        ["compare"],
+        ["ablation"],
+        ["prepare"],
+    ],
 )
 def test_help_is_for_newcomers(words: list[str], capsys: Capture) -> None:
     assert main([*words, "--help"]) == 0
@@ -429,6 +440,67 @@ def test_translate_with_a_beam(trained: Path, texts: list[str], capsys: Capture)
     system = load_system(trained)
     assert found[0] == found[1] == "".join(f"{t}\n" for t in translate_lines(system, lines, beam=4))
     assert found[2] == "".join(f"{t}\n" for t in translate_lines(system, lines))
+
+
+def test_evaluate_in_several_ways(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    words = ["evaluate", str(trained), "--corpus", "grammar", "--quiet", "--protocols"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "tokenised, compounds split" in out
+    assert out.count("nrefs:1|") == 6
+    files = [write(tmp_path / name, ["a dog sleeps here .", "yes ."]) for name in "ab"]
+    words = ["evaluate", "--hypotheses", files[0], "--references", files[1], "--protocols"]
+    assert "--language" in fails(capsys, *words)
+    assert "language 'tlh': choose among" in failing(capsys, *words, "--language", "tlh")
+    assert main([*words, "--language", "en"]) == 0
+    assert "100.00  tokenised lower-case" in capsys.readouterr().out
+
+
+def failing(capsys: Capture, *words: str) -> str:
+    """Run a command that fails after it has printed something; return the line."""
+    assert main(list(words)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_compare(tmp_path: Path, capsys: Capture) -> None:
+    lines = [f"the dog number {i} sleeps in the garden ." for i in range(30)]
+    worse = [line.replace("garden", "kitchen") for line in lines]
+    first, second, gold = (
+        write(tmp_path / name, text) for name, text in (("1", worse), ("2", lines), ("3", lines))
+    )
+    assert main(["compare", first, second, "--references", gold, "--samples", "50"]) == 0
+    out = capsys.readouterr().out
+    assert f"{second}: BLEU 100.00" in out
+    assert "difference +" in out
+    short = write(tmp_path / "4", lines[:3])
+    assert "3 lines" in fails(capsys, "compare", first, short, "--references", gold)
+    assert "--samples 1" in fails(
+        capsys, "compare", first, second, "--references", gold, "--samples", "1"
+    )
+
+
+def test_ablation_leaves_a_record(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "was trained on files" in fails(capsys, "ablation", trained)
+    shutil.copytree(trained, tmp_path / "copy")
+    config = json.loads((tmp_path / "copy" / "config.json").read_text())
+    config["training"]["options"]["corpus"] = "grammar"
+    (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    assert main(["ablation", str(tmp_path / "copy"), "--quiet"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(module.SEARCHES)
+    records = read_records(tmp_path / "copy", ABLATION)
+    steps = records["ablation"]["steps"]
+    assert [step["name"] for step in steps] == [name for name, *_ in module.SEARCHES]
+    assert all(step["scores"]["sentences"] == 4 for step in steps)
+    assert all("p" in step for step in steps[1:])
+    text = (tmp_path / "copy" / "ablation.json").read_text(encoding="utf-8")
+    assert not any(line in text for line in load_corpus("grammar", split="test").head(4).target)
 
 
 def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Capture) -> None:

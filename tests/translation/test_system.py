@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sacrebleu
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,7 +51,6 @@ from annotated_transformer.translation.system import (
     make_record,
     model_config,
     processor,
-    score,
     translate_lines,
     updates_to_come,
 )
@@ -537,19 +535,6 @@ def test_nothing_to_translate(system: System, capsys: pytest.CaptureFixture[str]
 def test_a_long_line_is_named(system: System) -> None:
     with pytest.raises(CorpusError, match=r"mine\.txt, line 3: .* more than the 127 .*split"):
         translate_lines(system, ["a", "", "wort " * 400], name="mine.txt")
-
-
-def test_scores_are_those_of_sacrebleu() -> None:
-    is_ = ["the dog sleeps in a garden .", "yes ."]
-    should = ["the dog sleeps in the garden .", "no ."]
-    found = score(is_, should)
-    assert found["bleu"] == round(sacrebleu.corpus_bleu(is_, [should]).score, 2)
-    assert found["chrf"] == round(sacrebleu.corpus_chrf(is_, [should]).score, 2)
-    assert found["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|")
-    assert found["sentences"] == 2
-    for wrong in ([], ["one"]):
-        with pytest.raises(CorpusError):
-            score(wrong, [] if not wrong else should)
 
 
 def test_the_record_can_be_read_back(straight: Run, system: System) -> None:

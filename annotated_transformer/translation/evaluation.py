@@ -1,0 +1,278 @@
+"""BLEU from its formula, the ways in which published numbers were counted, and chance.
+
+Defined in the chapter *Evaluation* (book/translation/evaluation.md).
+"""
+
+# Written from book/translation/evaluation.md: edit the chapter instead.
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from annotated_transformer.translation.corpora import CorpusError
+
+ORDERS = 4
+
+
+def ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    """Count the runs of ``n`` words.
+
+    Defined in: book/translation/evaluation.md
+    """
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def bleu_counts(hypothesis: Sequence[str], reference: Sequence[str]) -> list[int]:
+    """Return what BLEU must know of a sentence, given as words.
+
+    Returns:
+        Words of the hypothesis and of the reference, then for each n from 1 to 4 the runs that
+        count, then for each n the runs of the hypothesis: 10 numbers.
+
+    Defined in: book/translation/evaluation.md
+    """
+    matches, totals = [], []
+    for n in range(1, ORDERS + 1):
+        found = ngrams(hypothesis, n)
+        matches.append((found & ngrams(reference, n)).total())  # the smaller count of each
+        totals.append(found.total())
+    return [len(hypothesis), len(reference), *matches, *totals]
+
+
+def bleu_of_counts(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Return BLEU, from 0 to 100, of summed counts ``(..., 10)``: ``(...)``.
+
+    Defined in: book/translation/evaluation.md
+    """
+    counts = np.asarray(counts, dtype=np.float64)
+    words, wanted = counts[..., 0], counts[..., 1]
+    matches, totals = counts[..., 2 : 2 + ORDERS], counts[..., 2 + ORDERS :]
+    zeros = np.cumsum(matches == 0, axis=-1)
+    smoothed = np.where(matches > 0, matches, 0.5**zeros)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(smoothed / totals).mean(axis=-1)
+        brevity = np.minimum(0.0, 1 - wanted / words)
+        score = 100 * np.exp(logs + brevity)
+    empty = (matches[..., 0] == 0) | (totals[..., -1] == 0)  # no word right, or no run of four
+    return np.where(empty, 0.0, score)
+
+
+def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Raise CorpusError unless there is one translation for each reference, and at least one.
+
+    Defined in: book/translation/evaluation.md
+    """
+    if len(hypotheses) != len(references) or not references:
+        raise CorpusError(
+            f"{len(hypotheses)} translations for {len(references)} references: "
+            "there must be one for each"
+        )
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """Return BLEU and chrF by sacreBLEU, with their signatures.
+
+    Raises:
+        CorpusError: There is nothing to score, or the numbers of lines differ.
+
+    Defined in: book/translation/evaluation.md
+    """
+    check_lines(hypotheses, references)
+    bleu, chrf = BLEU(), CHRF()
+    found = bleu.corpus_score(list(hypotheses), [list(references)])
+    characters = chrf.corpus_score(list(hypotheses), [list(references)])
+    return {
+        "bleu": round(found.score, 2),
+        "bleu_signature": str(bleu.get_signature()),
+        "bleu_detail": found.format(score_only=False),
+        "chrf": round(characters.score, 2),
+        "chrf_signature": str(chrf.get_signature()),
+        "sentences": len(references),
+    }
+
+
+LANGUAGES = ("cs", "de", "en", "fr")  # that Moses has rules for, and we have text of
+
+
+def moses(lines: Sequence[str], language: str, *, plain: bool = False) -> list[str]:
+    """Cut words by the rules of Moses, and join them by blanks.
+
+    Args:
+        lines: Sentences.
+        language: As ``de``; sets the abbreviations that keep their full stop.
+        plain: Replace curly quotes and the like by their plain forms first.
+
+    Raises:
+        CorpusError: There are no rules for the language here.
+
+    Defined in: book/translation/evaluation.md
+    """
+    if language not in LANGUAGES:
+        raise CorpusError(f"language {language!r}: choose among {', '.join(LANGUAGES)}")
+    tokenizer, normalizer = _moses(language)
+    if plain:
+        lines = [normalizer.replace_unicode_punct(line) for line in lines]
+    return [tokenizer.tokenize(line, escape=False, return_str=True) for line in lines]
+
+
+@functools.cache
+def _moses(language: str) -> tuple[Any, Any]:
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # takes a while to load
+
+    return MosesTokenizer(language), MosesPunctNormalizer(language)
+
+
+def split_compounds(line: str) -> str:
+    """Set each hyphen between two characters apart, as a mark of its own.
+
+    Defined in: book/translation/evaluation.md
+    """
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
+
+
+def protocols(
+    hypotheses: Sequence[str], references: Sequence[str], language: str
+) -> dict[str, dict[str, Any]]:
+    """Score one output in the ways in which published numbers were counted.
+
+    Args:
+        hypotheses: Translations, as plain text.
+        references: One for each.
+        language: Of both, as ``de``.
+
+    Returns:
+        For each way its BLEU and sacreBLEU's signature.
+
+    Raises:
+        CorpusError: The numbers of lines differ, or the language is unknown.
+
+    Defined in: book/translation/evaluation.md
+    """
+    check_lines(hypotheses, references)
+    sides = [list(hypotheses), list(references)]
+    cut = [[line.lower() for line in moses(side, language)] for side in sides]
+    plain = [moses(side, language, plain=True) for side in sides]
+    split = [[split_compounds(line) for line in side] for side in plain]
+    as_cut = BLEU(tokenize="none", smooth_method="none", force=True)
+    ways: dict[str, tuple[BLEU, list[list[str]]]] = {
+        "sacreBLEU": (BLEU(), sides),
+        "lower-case": (BLEU(lowercase=True), sides),
+        "tokenised lower-case": (as_cut, cut),
+        "tokenised, compounds split": (as_cut, split),
+    }
+    scores = {}
+    for name, (metric, (output, wanted)) in ways.items():
+        found = metric.corpus_score(output, [wanted]).score
+        scores[name] = {"bleu": round(found, 2), "signature": str(metric.get_signature())}
+    return scores
+
+
+def by_length(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    sources: Sequence[str],
+    bounds: Sequence[int] = (10, 15, 20, 30),
+) -> list[dict[str, Any]]:
+    """Score groups of sentences by the length of their source.
+
+    Args:
+        hypotheses: Translations.
+        references: One for each.
+        sources: One for each; their words are what blanks separate.
+        bounds: Most words of each group but the last, which has the rest.
+
+    Returns:
+        For each group that has sentences the fewest and the most words in it, how many
+        sentences, and their BLEU by sacreBLEU.
+
+    Raises:
+        CorpusError: The numbers of lines differ.
+
+    Defined in: book/translation/evaluation.md
+    """
+    check_lines(hypotheses, references)
+    check_lines(sources, references)
+    lengths = np.array([len(line.split()) for line in sources])
+    groups = []
+    for group in range(len(bounds) + 1):
+        chosen = np.flatnonzero(np.searchsorted(bounds, lengths) == group).tolist()
+        if chosen:
+            found = score([hypotheses[i] for i in chosen], [references[i] for i in chosen])
+            least, most = int(lengths[chosen].min()), int(lengths[chosen].max())
+            groups.append(
+                {"least": least, "most": most, "sentences": len(chosen), "bleu": found["bleu"]}
+            )
+    return groups
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two outputs compared by BLEU.
+
+    Attributes:
+        first: BLEU of the first.
+        second: BLEU of the second.
+        low: Lower end of the interval that holds 95 % of the resampled differences.
+        high: Its upper end.
+        p: How probable a difference this large would be by chance.
+
+    Defined in: book/translation/evaluation.md
+    """
+
+    first: float
+    second: float
+    low: float
+    high: float
+    p: float
+
+
+def paired_bootstrap(
+    first: Sequence[str],
+    second: Sequence[str],
+    references: Sequence[str],
+    *,
+    samples: int = 1000,
+    seed: int = 12345,
+) -> Comparison:
+    """Compare two outputs by paired bootstrap resampling.
+
+    Args:
+        first: Translations of one system.
+        second: Translations of another, of the same sentences.
+        references: One for each.
+        samples: How many times to draw.
+        seed: Decides the draws.
+
+    Raises:
+        CorpusError: The numbers of lines differ.
+
+    Defined in: book/translation/evaluation.md
+    """
+    check_lines(first, references)
+    check_lines(second, references)
+    cut = BLEU().tokenizer
+
+    def words(lines: Sequence[str]) -> list[list[str]]:
+        return [cut(line.rstrip()).split() for line in lines]
+
+    gold = words(references)
+    sides = [zip(words(side), gold, strict=True) for side in (first, second)]
+    counts = [np.array([bleu_counts(*pair) for pair in side]) for side in sides]  # (sentences, 10)
+    draws = np.random.default_rng(seed).choice(len(gold), size=(samples, len(gold)), replace=True)
+    scores = [bleu_of_counts(np.array([c[draw].sum(axis=0) for draw in draws])) for c in counts]
+    one, other = (float(bleu_of_counts(c.sum(axis=0))) for c in counts)
+    differences = scores[1] - scores[0]
+    low, high = np.percentile(differences, (2.5, 97.5))
+    sizes = np.abs(differences)
+    beyond = int(np.sum(sizes - sizes.mean() > abs(other - one)))
+    return Comparison(one, other, float(low), float(high), (beyond + 1) / (samples + 1))
