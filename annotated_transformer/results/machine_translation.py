@@ -66,7 +66,7 @@ def product_flops(config: ModelConfig, vocab: int, pairs: int, source: int, targ
 
 TRAINING = ("command", "commit", "date", "seed", "corpus", "options", "parameters", "hardware",
             "updates", "seconds", "curve", "scores")  # fmt: skip
-ABLATION = ("command", "commit", "date", "training", "corpus", "split", "hardware", "steps")
+ABLATION = ("kind", "command", "commit", "date", "training", "corpus", "split", "hardware", "steps")
 
 
 class RecordError(ValueError):
@@ -106,8 +106,7 @@ def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[s
             raise RecordError(f"{path}: cannot be read as JSON: {error}") from None
         if not isinstance(data, dict):
             raise RecordError(f"{path}: not a JSON object")
-        key = "curve" if "curve" in fields else "steps"  # by which the kinds are told apart
-        if key in data:
+        if ("curve" in data) if "curve" in fields else (data.get("kind") == "ablation"):
             missing = [field for field in fields if field not in data]
             if missing:
                 raise RecordError(f"{path}: has no {', '.join(missing)}; make the record again")

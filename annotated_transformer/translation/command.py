@@ -473,6 +473,7 @@ class Ablation:
             gain = f", p = {step['p']:.3f}" if "p" in step else ""
             print(f"{step['scores']['bleu']:6.2f}  {name}{gain}", flush=True)
         data = {
+            "kind": "ablation",
             "command": command_line(),
             "commit": commit(),
             "date": datetime.now(timezone.utc).date().isoformat(),

@@ -91,8 +91,8 @@ def write(folder: Path, name: str, data: Any) -> None:
 
 def test_records_are_told_apart(tmp_path: Path) -> None:
     write(tmp_path, "b.json", dict.fromkeys(TRAINING, 1))
-    write(tmp_path, "a.json", dict.fromkeys(ABLATION, 2))
-    write(tmp_path, "c.json", {"something": "else"})
+    write(tmp_path, "a.json", {**dict.fromkeys(ABLATION, 2), "kind": "ablation"})
+    write(tmp_path, "c.json", {"steps": "else"})
     assert list(read_records(tmp_path, TRAINING)) == ["b"]
     assert list(read_records(tmp_path, ABLATION)) == ["a"]
 
