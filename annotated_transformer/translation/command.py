@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import hashlib
 import io
 import itertools
 import json
@@ -470,8 +471,11 @@ class Ablation:
             system = load_system(self.model, weights=weights)
             step, before = self.measure(system, test, beam, alpha, before)
             steps.append({"name": name, **step})
-            gain = f", p = {step['p']:.3f}" if "p" in step else ""
-            print(f"{step['scores']['bleu']:6.2f}  {name}{gain}", flush=True)
+            bleu, gain = step["scores"]["bleu"], ""
+            if "gain" in step:
+                low, high = step["interval"]
+                gain = f"{step['gain']:+.2f} ({low:+.2f} to {high:+.2f}, p = {step['p']:.3f})"
+            print(f"{bleu:6.2f}  {name:28}{gain}".rstrip(), flush=True)
         data = {
             "kind": "ablation",
             "command": command_line(),
@@ -508,8 +512,12 @@ class Ablation:
             "protocols": protocols(found, test.target, test.languages[1]),
             "by_length": by_length(found, test.target, test.source),
         }
+        step["sha256"] = hashlib.sha256("\n".join(found).encode()).hexdigest()
         if before is not None:
-            step["p"] = round(paired_bootstrap(before, found, test.target).p, 4)
+            compared = paired_bootstrap(before, found, test.target)
+            step["gain"] = round(compared.second - compared.first, 2)
+            step["interval"] = [round(compared.low, 2), round(compared.high, 2)]
+            step["p"] = round(compared.p, 4)
         return step, found
 
 

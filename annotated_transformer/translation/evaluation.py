@@ -224,7 +224,8 @@ class Comparison:
         second: BLEU of the second.
         low: Lower end of the interval that holds 95 % of the resampled differences.
         high: Its upper end.
-        p: How probable a difference this large would be by chance.
+        p: Share of draws that differ by more than the outputs do, beyond the mean of all draws;
+            1 if the outputs score the same.
 
     Defined in: book/translation/evaluation.md
     """
@@ -275,4 +276,5 @@ def paired_bootstrap(
     low, high = np.percentile(differences, (2.5, 97.5))
     sizes = np.abs(differences)
     beyond = int(np.sum(sizes - sizes.mean() > abs(other - one)))
-    return Comparison(one, other, float(low), float(high), (beyond + 1) / (samples + 1))
+    p = 1.0 if one == other else (beyond + 1) / (samples + 1)
+    return Comparison(one, other, float(low), float(high), p)

@@ -725,7 +725,6 @@ class Prepared:
     """A corpus as :func:`prepare` left it.
 
     Attributes:
-        languages: Source and target language.
         tokenizer: Of both languages.
         reports: What became of the pairs of each split.
         checksums: File names with the SHA-256 of their bytes, as ``ParallelText`` has them: the

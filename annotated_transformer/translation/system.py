@@ -689,6 +689,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "sacrebleu": version("sacrebleu"),
+        "sacremoses": version("sacremoses"),
     }
 
 

@@ -498,7 +498,7 @@ def test_ablation_leaves_a_record(
     steps = records["ablation"]["steps"]
     assert [step["name"] for step in steps] == [name for name, *_ in module.SEARCHES]
     assert all(step["scores"]["sentences"] == 4 for step in steps)
-    assert all("p" in step for step in steps[1:])
+    assert all(set(step) >= {"p", "gain", "interval", "sha256"} for step in steps[1:])
     text = (tmp_path / "copy" / "ablation.json").read_text(encoding="utf-8")
     assert not any(line in text for line in load_corpus("grammar", split="test").head(4).target)
 

@@ -137,6 +137,11 @@ def test_the_bootstrap_is_that_of_sacrebleu(
     assert ours.low <= ours.second - ours.first <= ours.high
 
 
+def test_equal_outputs_are_no_evidence() -> None:
+    same = paired_bootstrap(spoiled(0, 0.1), spoiled(0, 0.1), REFERENCES, samples=20)
+    assert (same.low, same.high, same.p) == (0, 0, 1)
+
+
 def test_the_interval_turns_with_the_order() -> None:
     first, second = spoiled(0, 0.05), spoiled(1, 0.2)
     one, other = (
