@@ -9,8 +9,10 @@ import codecs
 import contextlib
 import gzip
 import hashlib
+import html
 import http.client
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -131,6 +133,79 @@ def _read_bytes(path: Path) -> bytes:
         ) from None
 
 
+TAGS = re.compile(
+    r"""<doc\b[^>]*?\bdocid\s*=\s*["']?(?P<doc>[^"'>]*)|"""
+    r"""<seg\b[^>]*?\bid\s*=\s*["']?(?P<id>\w+)["']?[^>]*>(?P<text>.*?)</seg\s*>|"""
+    r"""(?P<open></?seg\b)""",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+def read_segments(path: str | Path) -> list[tuple[str, str]]:
+    """Read a test set in XML or SGML: its segments with their names, in their order.
+
+    Returns:
+        For each segment ``document/number``, and its text without line ends.
+
+    Raises:
+        CorpusError: If the file cannot be read, has no segment, one without an end, or two
+            of one name.
+
+    Defined in: book/translation/corpora.md
+    """
+    text = "\n".join(read_lines(path))
+    found: dict[str, str] = {}
+    document = ""
+    for tag in TAGS.finditer(text):
+        line = text.count("\n", 0, tag.start()) + 1
+        if tag["doc"] is not None:
+            document = tag["doc"]
+        elif tag["open"] or "<seg" in tag["text"].lower():
+            raise CorpusError(
+                f"{path}, line {line}: a segment without its beginning or end; fetch the file again"
+            )
+        elif (name := f"{document}/{tag['id']}") in found:
+            raise CorpusError(f"{path}, line {line}: segment {name} is there twice")
+        else:
+            found[name] = " ".join(html.unescape(tag["text"]).split("\n")).strip()
+    if not found:
+        raise CorpusError(f"{path}: has no <seg>; is it the test set, or a page of a web site?")
+    return list(found.items())
+
+
+def read_tagged(path: str | Path) -> list[str]:
+    """Read a training file of IWSLT: the lines that are not about the talk.
+
+    Raises:
+        CorpusError: If the file cannot be read.
+
+    Defined in: book/translation/corpora.md
+    """
+    return [line.strip() for line in read_lines(path) if not line.startswith("<")]
+
+
+def read_side(path: str | Path) -> tuple[list[str], list[str]]:
+    """Read one side of a parallel text, in the format that its name tells.
+
+    Args:
+        path: ``*.xml`` and ``*.sgm`` have segments, ``train.tags.*`` lines with and without
+            tags, all others a sentence on each line. Each may be gzipped.
+
+    Returns:
+        The sentences, and the names of the segments where there are any.
+
+    Raises:
+        CorpusError: If the file is not what its name says.
+
+    Defined in: book/translation/corpora.md
+    """
+    name = Path(path).name.removesuffix(".gz")
+    if name.endswith((".xml", ".sgm")):
+        segments = read_segments(path)
+        return [text for _, text in segments], [key for key, _ in segments]
+    return (read_tagged(path) if name.startswith("train.tags.") else read_lines(path)), []
+
+
 def sha256_of(path: str | Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits.
 
@@ -155,7 +230,8 @@ def read_parallel(
     """Read two files of which line *n* of one translates line *n* of the other.
 
     Args:
-        source: The file in the first language, plain or gzipped, in UTF-8.
+        source: The file in the first language, plain or gzipped, in UTF-8; a test set's or
+            IWSLT's own format is known by its name, see ``read_side``.
         target: The file in the second language.
         languages: The two languages, for labels only.
         name: The corpus, for records.
@@ -169,7 +245,14 @@ def read_parallel(
 
     Defined in: book/translation/corpora.md
     """
-    sides = [read_lines(source), read_lines(target)]
+    (one, names), (other, also) = read_side(source), read_side(target)
+    for n, (name_of_one, name_of_other) in enumerate(zip(names, also, strict=False), 1):
+        if name_of_one != name_of_other:
+            raise CorpusError(
+                f"{target}: its segment {n} is {name_of_other}, that of {source} is {name_of_one}; "
+                "take both from one test set"
+            )
+    sides = [one, other]
     for path, lines in zip((source, target), sides, strict=True):
         if not lines:
             raise CorpusError(f"{path}: the file is empty; give one sentence on each line")

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +34,10 @@ from annotated_transformer.translation.corpora import (
     load_corpus,
     read_lines,
     read_parallel,
+    read_segments,
 )
+
+MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
 
 # ------------------------------------------------------------------------- reading
 
@@ -165,6 +170,86 @@ def test_many_blank_lines_are_not_all_listed(tmp_path: Path) -> None:
     target = write(tmp_path / "a.en", b"A\n" + b"\n" * 19)
     report = read_parallel(source, target).report()
     assert report.endswith("lines 2, 3, 4, 5, 6, ...")
+
+
+def segments(*rows: tuple[str, str], doc: str = "7") -> str:
+    """Return a test set of one document."""
+    inside = "".join(f'<seg id="{n}"> {text} </seg>\n' for n, text in rows)
+    return f'<mteval>\n<doc docid="{doc}" genre="x">\n<title>T</title>\n{inside}</doc>\n</mteval>\n'
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    texts=st.lists(st.text(st.characters(exclude_categories=["C", "Z"])), min_size=1, max_size=5)
+)
+def test_segments_are_those_of_an_xml_parser(
+    texts: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("xml") / "set.xml"
+    rows = [(str(n), escape(text)) for n, text in enumerate(texts, 1)]
+    path.write_bytes(segments(*rows).encode())
+    expected = [(element.text or "").strip() for element in ElementTree.parse(path).iter("seg")]
+    assert [text for _, text in read_segments(path)] == expected == texts
+    assert [name for name, _ in read_segments(path)] == [f"7/{n}" for n, _ in rows]
+
+
+def test_sgml_that_is_no_xml(tmp_path: Path) -> None:
+    path = tmp_path / "set.sgm"
+    path.write_text(
+        "<refset setid='x'>\n<DOC sysid='ref' docid='a'>\n<p>\n<seg id='1'>Q & A\nagain</seg></p>"
+        "</DOC>\n<doc docid=b><seg id=1>x &lt; y</seg></doc></refset>"
+    )
+    assert read_segments(path) == [("a/1", "Q & A again"), ("b/1", "x < y")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<html>404</html>", "has no <seg>"),
+        ('<seg id="1">a\n<seg id="2">b</seg>', "line 1: a segment without"),
+        ('<seg id="1">a</seg>\n<seg id="2">b', "line 2: a segment without"),
+        ("\n\nb</seg>", "line 3: a segment without"),
+        ('<seg id="1">a</seg>\n<seg id="1">b</seg>', "line 2: segment /1 is there twice"),
+    ],
+)
+def test_broken_segments_name_their_line(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "set.xml").write_text(text)
+    with pytest.raises(CorpusError, match=words) as error:
+        read_parallel(tmp_path / "set.xml", tmp_path / "set.xml")
+    assert "\n" not in str(error.value)
+
+
+def test_segments_must_have_the_same_names(tmp_path: Path) -> None:
+    for language, numbers in (("de", "123"), ("en", "124")):
+        rows = [(n, f"{language} {n}") for n in numbers]
+        (tmp_path / f"set.{language}.xml").write_text(segments(*rows))
+    with pytest.raises(CorpusError, match=r"its segment 3 is 7/4, that of .* is 7/3"):
+        read_parallel(tmp_path / "set.de.xml", tmp_path / "set.en.xml")
+
+
+def test_tags_of_talks_are_no_text(tmp_path: Path) -> None:
+    for language in ("de", "en"):
+        text = f"<url>u</url>\n<title>t</title>\n {language} 1 \n<speaker>s\n{language} 2\n"
+        with gzip.open(tmp_path / f"train.tags.de-en.{language}.gz", "wt") as file:
+            file.write(text)
+    paths = [tmp_path / f"train.tags.de-en.{language}.gz" for language in ("de", "en")]
+    text = read_parallel(*paths)
+    assert (text.source, text.target) == (("de 1", "de 2"), ("en 1", "en 2"))
+
+
+def test_the_real_test_sets_of_iwslt() -> None:
+    folder = MIRROR / "iwslt" / "iwslt16-xml"
+    counts = {  # as the README beside them says
+        "TED.dev2010": 887, "TED.tst2010": 1565, "TED.tst2011": 1433, "TED.tst2014": 1305,
+        "TEDX.dev2012": 1165, "TEDX.tst2013": 1363, "TEDX.tst2014": 1414,
+    }  # fmt: skip
+    if not folder.is_dir():
+        pytest.skip("no mirror of the corpora")
+    for name, count in counts.items():
+        paths = [folder / f"IWSLT16.{name}.de-en.{language}.xml.gz" for language in ("de", "en")]
+        text = read_parallel(*paths, drop_blank=False)
+        assert len(text) == count
+        assert not any("<" in line or "&amp;" in line for line in text.source + text.target)
 
 
 def test_files_are_named_with_their_checksums(tmp_path: Path) -> None:
