@@ -1,4 +1,4 @@
-"""Archives unpacked with care, text as a stream, pairs that do not belong, and sides that drift.
+"""Text as a stream, pairs that do not belong, and sides that drift.
 
 Defined in the chapter *Cleaning* (book/translation/cleaning.md).
 """
@@ -10,14 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import io
 import itertools
-import lzma
-import os
-import shutil
-import stat
-import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,162 +20,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from annotated_transformer.translation.corpora import CorpusError
-
-MOST_BYTES = 64 * 2**30  # what an archive may unpack to, unless told otherwise
-MOST_FILES = 10_000
-
-
-def _stays_inside(name: str) -> bool:
-    """Whether a member's name leads to a place below the folder, on any system.
-
-    Defined in: book/translation/cleaning.md
-    """
-    parts = name.replace("\\", "/").split("/")
-    return bool(name) and parts[0] != "" and ".." not in parts and not set(":\0") & set(name)
-
-
-def _members(archive: Path) -> Iterator[tuple[str, str, int, IO[bytes]]]:
-    """Go through an archive: name, why it is refused or "", claimed size, content.
-
-    Defined in: book/translation/cleaning.md
-    """
-    with archive.open("rb") as file:
-        zipped = file.read(2) == b"PK"
-    if zipped:
-        with zipfile.ZipFile(archive) as packed:
-            for info in packed.infolist():
-                kind = stat.S_IFMT(info.external_attr >> 16)
-                odd = kind not in (0, stat.S_IFREG, stat.S_IFDIR)
-                if not info.is_dir() or odd:
-                    reason = "a link or a device" if odd else ""
-                    yield info.filename, reason, info.file_size, packed.open(info)
-    else:
-        with tarfile.open(archive) as tape:
-            for member in tape:
-                if not member.isdir():
-                    reason = "" if member.isreg() else "a link or a device"
-                    content = tape.extractfile(member) if member.isreg() else None
-                    yield member.name, reason, member.size, content or io.BytesIO()
-
-
-DAMAGED = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    RuntimeError,
-)  # of an encrypted member, the last one
-
-
-def unpack(
-    archive: str | Path,
-    folder: str | Path,
-    *,
-    most_bytes: int = MOST_BYTES,
-    most_files: int = MOST_FILES,
-) -> Path:
-    """Unpack a tar or zip archive into a folder; plain files alone, and never outside it.
-
-    Args:
-        archive: The archive; a tar may be packed by gzip, bzip2 or xz.
-        folder: Where the files go. If it exists, it is complete, and nothing is done.
-        most_bytes: How much may come out.
-        most_files: How many files may come out.
-
-    Returns:
-        The folder.
-
-    Raises:
-        CorpusError: The archive is damaged, or a member of it is refused; the message names
-            both. Nothing is left behind.
-
-    Defined in: book/translation/cleaning.md
-    """
-    archive, folder = Path(archive), Path(folder)
-    if folder.exists():
-        return folder
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        _unpack_members(archive, part, most_bytes, most_files)
-        os.replace(part, folder)
-    except DAMAGED as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CorpusError(
-            f"{archive}: not a tar or zip archive, or a damaged one ({reason}); fetch it again"
-        ) from None
-    except OSError as error:
-        raise CorpusError(
-            f"{archive}: cannot be unpacked into {folder}: {error.strerror or error}"
-        ) from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return folder
-
-
-def _unpack_members(archive: Path, folder: Path, most_bytes: int, most_files: int) -> None:
-    left = most_bytes
-    for number, (name, reason, size, content) in enumerate(_members(archive), 1):
-        with content:
-            if not reason and not _stays_inside(name):
-                reason = "its name leads out of the folder"
-            if not reason and number > most_files:
-                reason = f"there are more than {most_files} files"
-            path = folder / name
-            if not reason and path.exists():
-                reason = "its name is there twice"
-            if not reason:
-                left -= size
-                if left >= 0:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    with path.open("xb") as file:  # a byte more than claimed is enough to know
-                        left -= max(0, _copy(content, file, size + left + 1) - size)
-                if left < 0:
-                    reason = f"the files have more than {most_bytes} bytes"
-            if reason:
-                raise CorpusError(f"{archive}, member {name}: refused, {reason}")
-
-
-def _copy(source: IO[bytes], target: IO[bytes], most: int) -> int:
-    """Copy at most so many bytes, and return how many there were.
-
-    Defined in: book/translation/cleaning.md
-    """
-    copied = 0
-    while block := source.read(min(1 << 20, most - copied)):
-        target.write(block)
-        copied += len(block)
-    return copied
-
-
-def locate(path: str | Path, unpacked: str | Path) -> Path:
-    """Return where a file is, unpacking the archive that its path leads into.
-
-    Args:
-        path: A file, or a path that goes on inside an archive: ``nc.tgz/training/a.de``.
-        unpacked: A folder for the contents of archives.
-
-    Raises:
-        CorpusError: There is no such file, or the archive is refused.
-
-    Defined in: book/translation/cleaning.md
-    """
-    path = Path(path)
-    archive = next((parent for parent in path.parents if parent.is_file()), None)
-    if archive is None:
-        if not path.is_file():
-            raise CorpusError(f"{path}: no such file; check the path")
-        return path
-    inside = path.relative_to(archive)
-    found = unpack(archive, Path(unpacked) / archive.name) / inside
-    if not found.is_file():
-        raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
-    return found
-
+from annotated_transformer.translation.downloads import CorpusError, is_page
 
 LONGEST_LINE = 1 << 20  # bytes; a longer one is no sentence, and memory is finite
 
@@ -231,8 +69,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         if file.read(2) == b"\x1f\x8b":
             file = stack.enter_context(gzip.open(path))  # type: ignore[arg-type]
         file.seek(0)
-        head = file.read(512).removeprefix(b"\xef\xbb\xbf")
-        if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        head = file.read(512)
+        if is_page(head):
             raise CorpusError(f"{path}: an HTML page, not the data; look at it, and fetch it again")
         file.seek(0)
         if file.read(3) != b"\xef\xbb\xbf":

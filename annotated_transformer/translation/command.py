@@ -38,15 +38,16 @@ from annotated_transformer.translation.checkpoints import (
     load_system,
     write_atomically,
 )
-from annotated_transformer.translation.cleaning import locate, stream_lines
+from annotated_transformer.translation.cleaning import stream_lines
 from annotated_transformer.translation.corpora import (
     CORPORA,
-    CorpusError,
     ParallelText,
+    corpus_files,
     load_corpus,
     read_lines,
     read_parallel,
 )
+from annotated_transformer.translation.downloads import CorpusError, locate
 from annotated_transformer.translation.evaluation import (
     by_length,
     paired_bootstrap,
@@ -76,7 +77,9 @@ from annotated_transformer.translation.tokenizers import TokenizerError
 
 NAME = "annotated-transformer"
 ERRORS = (CheckpointError, CorpusError, TokenizerError, UsageError, FloatingPointError)
-TEST = {"grammar": "test", "multi30k": "test_2016_flickr"}  # the split that is scored by default
+TEST = {  # the split that is scored by default
+    name: "test_2016_flickr" if name == "multi30k" else "test" for name in CORPORA
+}
 
 
 def say(text: str) -> None:
@@ -572,7 +575,7 @@ class Prepare:
         pair = languages(self.preparation.pair)
         if self.corpus != "files":
             folder, progress = self.out / "corpus", not self.quiet
-            return corpus_files(self.corpus, pair, folder, mirror=self.mirror, progress=progress)
+            return known_files(self.corpus, pair, folder, mirror=self.mirror, progress=progress)
         paths = [locate(path, self.out / "unpacked") for path in self.train_files]
         if not paths or len(paths) % 2 or self.valid_files is None:
             raise UsageError("--corpus files: give --train-files and --valid-files, by two")
@@ -608,7 +611,7 @@ class Prepare:
         return 0
 
 
-def corpus_files(
+def known_files(
     corpus: str,
     pair: tuple[str, str],
     folder: Path,
@@ -616,7 +619,10 @@ def corpus_files(
     mirror: Path | None = None,
     progress: bool = True,
 ) -> Files:
-    """Write a corpus that the package knows into files, split by split.
+    """Find the files of a corpus that the package knows, split by split.
+
+    A training text of one sentence on each line is read where it lies; all else is written
+    into the folder in this form.
 
     Raises:
         CorpusError: It cannot be had, or not in these languages.
@@ -626,9 +632,13 @@ def corpus_files(
     """
     if corpus not in CORPORA:
         raise UsageError(f"--corpus {corpus}: choose among files, {', '.join(CORPORA)}")
+    names = "-".join(pair)
     found: dict[str, list[tuple[Path, Path]]] = {}
-    for split in CORPORA[corpus]:
-        text = load_corpus(corpus, "-".join(pair), split, mirror=mirror, progress=progress)
+    for split in ("train", "val", TEST[corpus]):
+        if split == "train" and corpus in ("multi30k", "wmt14"):
+            found[split] = corpus_files(corpus, names, split, mirror=mirror, progress=progress)
+            continue
+        text = load_corpus(corpus, names, split, mirror=mirror, progress=progress)
         first, second = (folder / f"{split}.{language}" for language in pair)
         for path, side in ((first, text.source), (second, text.target)):
             write_atomically(path, "".join(f"{line}\n" for line in side).encode())

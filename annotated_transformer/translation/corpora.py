@@ -1,4 +1,4 @@
-"""Parallel text, from files, from Multi30k, and from the grammar, through one door.
+"""Parallel text, from files, from corpora on the network, and from the grammar, through one door.
 
 Defined in the chapter *Corpora* (book/translation/corpora.md).
 """
@@ -6,31 +6,25 @@ Defined in the chapter *Corpora* (book/translation/corpora.md).
 # Written from book/translation/corpora.md: edit the chapter instead.
 
 import codecs
-import contextlib
 import gzip
 import hashlib
 import html
-import http.client
-import os
 import re
-import time
-import urllib.error
-import urllib.request
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
+from annotated_transformer.translation.downloads import (
+    CorpusError,
+    RemoteFile,
+    cache_folder,
+    fetch,
+    locate,
+    sha256_of,
+)
 from annotated_transformer.translation.grammar import GRAMMAR_SIZES, grammar_pairs
-
-
-class CorpusError(ValueError):
-    """A corpus that cannot be had; the message names the file, the line and the remedy.
-
-    Defined in: book/translation/corpora.md
-    """
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,7 @@ class ParallelText:
     """Sentences and their translations, with what a record needs to name them.
 
     Attributes:
-        name: The corpus: ``grammar``, ``multi30k`` or ``files``.
+        name: The corpus: ``grammar``, ``multi30k``, ``files`` ...
         split: The part of it: ``train``, ``val``, ``test`` ...
         languages: Source and target language.
         source: The sentences, untokenised.
@@ -206,18 +200,6 @@ def read_side(path: str | Path) -> tuple[list[str], list[str]]:
     return (read_tagged(path) if name.startswith("train.tags.") else read_lines(path)), []
 
 
-def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits.
-
-    Defined in: book/translation/corpora.md
-    """
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def read_parallel(
     source: str | Path,
     target: str | Path,
@@ -282,39 +264,23 @@ def read_parallel(
     )
 
 
-DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
 COMMIT = "a3d2e0d26b56f3846f66a952536ffed4e401d05a"
 SOURCES = (  # the same bytes at each; the checksum decides
     f"https://raw.githubusercontent.com/multi30k/dataset/{COMMIT}/data/task1/raw/",
     f"https://cdn.jsdelivr.net/gh/multi30k/dataset@{COMMIT}/data/task1/raw/",
     f"https://github.com/multi30k/dataset/raw/{COMMIT}/data/task1/raw/",
 )
+LATEST = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
 
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file that can be downloaded, with what it must turn out to be.
-
-    Attributes:
-        path: Where it lies below a mirror or the cache: ``multi30k/train.de.gz``.
-        urls: Its addresses, tried in this order.
-        sha256: The SHA-256 of its bytes.
-        size: Its size in bytes.
-
-    Defined in: book/translation/corpora.md
-    """
-
-    path: str
-    urls: tuple[str, ...]
-    sha256: str
-    size: int
-
-
-MULTI30K_CONTENTS = {  # split, language, size in bytes: SHA-256
-    ("train", "de", 637044): ("726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-    ("train", "en", 568929): ("d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-    ("val", "de", 24681): ("f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-    ("val", "en", 21650): ("14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+MULTI30K_LINES = {
+    "train": 29_000, "val": 1_014, "test_2016_flickr": 1_000,
+    "test_2017_flickr": 1_000, "test_2017_mscoco": 461, "test_2018_flickr": 1_071,
+}  # fmt: skip
+MULTI30K_SHA256 = {  # split, language, size in bytes
+    ("train", "de", 637044): "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+    ("train", "en", 568929): "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+    ("val", "de", 24681): "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+    ("val", "en", 21650): "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
     ("test_2016_flickr", "de", 22890): (
         "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"
     ),
@@ -328,231 +294,228 @@ MULTI30K_CONTENTS = {  # split, language, size in bytes: SHA-256
         "76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074"
     ),
 }
-
-
-def _multi30k_file(split: str, language: str, size: int, sha256: str) -> RemoteFile:
-    name = f"{split}.{language}.gz"
-    urls = tuple(source + name for source in SOURCES)
-    return RemoteFile(f"multi30k/{name}", urls, sha256, size)
-
-
-MULTI30K: Mapping[tuple[str, str], RemoteFile] = {
-    (split, language): _multi30k_file(split, language, size, sha256)
-    for (split, language, size), sha256 in MULTI30K_CONTENTS.items()
+MULTI30K_MD5 = {  # split, language
+    ("train", "fr"): "6cb767741dcad3931f966fefbc05203f",
+    ("train", "cs"): "d9a5fc268917725a2b0efce3a0cc8607",
+    ("val", "fr"): "93fc564584b7e5ba410c761ea5a1c682",
+    ("val", "cs"): "83cdc082f646b769095615384cf5c0ca",
+    ("test_2016_flickr", "fr"): "08dc7cd4a662f31718412de95ca9bfe3",
+    ("test_2016_flickr", "cs"): "3104872229daa1bef3b401d44dd2220b",
+    ("test_2017_flickr", "fr"): "cb09af7d2b501f9112f2d6a59fa1360d",
+    ("test_2017_mscoco", "de"): "e8cd6ec2bc8a11fc846fa48a46e3d0bb",
+    ("test_2017_mscoco", "en"): "a7b684e0edbef1d4a23660c8e8e743fd",
+    ("test_2017_mscoco", "fr"): "4995d10954a804d3cdfd907b9fd093e8",
+    ("test_2018_flickr", "en"): "a152878809942757a55ce087073486b8",
+    ("test_2018_flickr", "de"): "",
+    ("test_2018_flickr", "fr"): "",
+    ("test_2018_flickr", "cs"): "",
 }
 
 
-def cache_folder() -> Path:
-    """Return the folder for downloads, below ``XDG_CACHE_HOME`` or ``~/.cache``.
-
-    Defined in: book/translation/corpora.md
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "annotated-transformer"
+def _multi30k_file(split: str, language: str, **known: str | int) -> RemoteFile:
+    name = f"{split}.{language}.gz"
+    sources = SOURCES if any(known.values()) else (*SOURCES, LATEST)
+    return RemoteFile(f"multi30k/{name}", tuple(source + name for source in sources), **known)  # type: ignore[arg-type]
 
 
-def _difference(path: Path, file: RemoteFile) -> str:
-    """Return how a file differs from what it must be; empty if it does not.
+MULTI30K: Mapping[tuple[str, str], RemoteFile] = {
+    **{
+        (split, language): _multi30k_file(split, language, sha256=sha256, size=size)
+        for (split, language, size), sha256 in MULTI30K_SHA256.items()
+    },
+    **{
+        (split, language): _multi30k_file(split, language, md5=md5)
+        for (split, language), md5 in MULTI30K_MD5.items()
+    },
+}
 
-    Defined in: book/translation/corpora.md
-    """
+Place = tuple[RemoteFile, str]  # a file, and its member if it is an archive
+Parts = list[tuple[Place, Place]]  # of source and target
+
+
+def _multi30k(source: str, target: str, split: str) -> Parts:
     try:
-        found = sha256_of(path)
-    except OSError as error:
-        return f"it cannot be read ({error.strerror or error})"
-    if found == file.sha256:
-        return ""
-    size = path.stat().st_size
-    expected = f"expected {file.size} bytes with sha-256 {file.sha256}"
-    return f"{expected}, found {size} bytes with {found}"
+        return [((MULTI30K[split, source], ""), (MULTI30K[split, target], ""))]
+    except KeyError:
+        return []
 
 
-@contextlib.contextmanager
-def _clear_write_errors(part: Path) -> Iterator[None]:
-    """Turn a failed write into a CorpusError, and leave nothing half-written.
+HUGGING_FACE = (
+    "https://huggingface.co/datasets/IWSLT/iwslt2017/resolve/"
+    "ebd7c60d9800c2a1be010a227e5f0a2363730f7a/data/2017-01-trnted/texts/"
+)
+IWSLT_SHA256 = {  # pair: SHA-256 and size, from the table of the reader at Hugging Face
+    "de-en": ("ebcd53c53c8df742437e3a0fb964772e78764c3f6d4e38df0b6a2f71abc3a8b4", 16751373),
+    "en-de": ("623caec69988b224dbe741f16ad90411b93430117a8021c4bb2bcab7ad1eb21e", 16751364),
+    "fr-en": ("a40ca3b9a0064bd1fd582df4ced260dd3e7ff9f6f7bf863f139f74b7a5cabd78", 26872507),
+    "en-fr": ("1f5bd8cd242de15fb58a04af265adb8e604a7e1b805a42cb0de7dfd15447c5c6", 27691674),
+}
+
+
+def _wit3(year: int, pair: str) -> RemoteFile:
+    source, target = pair.split("-")
+    place = f"https://wit3.fbk.eu/archive/{year}-01//texts/{source}/{target}/{pair}.tgz"
+    return RemoteFile(f"iwslt{year}/{pair}.tgz", (place,))
+
+
+IWSLT: Mapping[int, Mapping[str, RemoteFile]] = {
+    2014: {
+        "de-en": RemoteFile(
+            "iwslt2014/de-en.tgz",
+            ("https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",),
+        )
+    },
+    2016: {pair: _wit3(2016, pair) for pair in IWSLT_SHA256},
+    2017: {
+        pair: RemoteFile(
+            f"iwslt2017/{pair}.tgz",
+            (HUGGING_FACE + f"{pair.replace('-', '/')}/{pair}.tgz",),
+            sha256,
+            size,
+        )
+        for pair, (sha256, size) in IWSLT_SHA256.items()
+    },
+}
+IWSLT_LAST = {2014: 2012, 2016: 2014, 2017: 2015}  # the last year of the test sets in each
+
+
+def _iwslt(year: int, source: str, target: str, split: str) -> Parts:
+    known = [pair for pair in (f"{source}-{target}", f"{target}-{source}") if pair in IWSLT[year]]
+    if not known:
+        return []
+    pair = known[0]
+    tests = [f"TED.tst{test}" for test in range(2010, IWSLT_LAST[year] + 1)]
+    names = {"train": ["train"], "val": ["TED.dev2010"], "test": tests}.get(split, [split])
+
+    def place(name: str, language: str) -> Place:
+        file = f"IWSLT{year % 100}.{name}.{pair}.{language}.xml"
+        if name == "train":
+            file = f"train.tags.{pair}.{language}"
+        return IWSLT[year][pair], f"{pair}/{file}"
+
+    return [(place(name, source), place(name, target)) for name in names]
+
+
+WMT14: Mapping[str, RemoteFile] = {
+    name: RemoteFile(
+        f"wmt14/{url.rpartition('/')[2]}", (f"https://{url}", f"http://{url}"), sha256, size
+    )
+    for name, url, size, sha256 in (
+        (
+            "europarl", "www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657632379,
+            "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+        ),
+        (
+            "commoncrawl", "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918311367,
+            "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+        ),
+        (
+            "news-commentary", "www.statmt.org/wmt14/training-parallel-nc-v9.tgz", 80418416,
+            "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+        ),
+        (
+            "dev", "data.statmt.org/wmt19/translation-task/dev.tgz", 38654961,
+            "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
+        ),
+    )
+}  # fmt: skip
+
+
+def _wmt14(source: str, target: str, split: str) -> Parts:
+    other = next((language for language in ("de", "fr") if language in (source, target)), None)
+    if other is None or "en" not in (source, target):
+        return []
+    if split == "train":
+        members = (
+            ("europarl", f"training/europarl-v7.{other}-en."),
+            ("commoncrawl", f"commoncrawl.{other}-en."),
+            ("news-commentary", f"training/news-commentary-v9.{other}-en."),
+        )
+        return [
+            ((WMT14[name], member + source), (WMT14[name], member + target))
+            for name, member in members
+        ]
+    if split == "val":
+        names = [f"dev/newstest2013.{language}" for language in (source, target)]
+    else:
+        test = f"dev/newstest2014-{other}en"
+        names = [f"{test}-src.{source}.sgm", f"{test}-ref.{target}.sgm"]
+    return [((WMT14["dev"], names[0]), (WMT14["dev"], names[1]))]
+
+
+CORPORA: Mapping[str, tuple[str, ...]] = {  # name: splits
+    "grammar": tuple(GRAMMAR_SIZES),
+    "multi30k": tuple(MULTI30K_LINES),
+    **{
+        f"iwslt{year}": ("train", "val", "test", *(f"TED.tst{n}" for n in range(2010, last + 1)))
+        for year, last in IWSLT_LAST.items()
+    },
+    "wmt14": ("train", "val", "test"),
+}
+RULES: Mapping[str, Callable[[str, str, str], Parts]] = {
+    "multi30k": _multi30k,
+    **{f"iwslt{year}": partial(_iwslt, year) for year in IWSLT},
+    "wmt14": _wmt14,
+}
+
+
+def _check_names(name: str, pair: str, split: str) -> tuple[str, str]:
+    """Return the two languages, if there is such a corpus, pair and split.
 
     Defined in: book/translation/corpora.md
     """
-    try:
-        yield
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    if name not in CORPORA:
+        raise CorpusError(f"no corpus {name!r}; choose among {', '.join(CORPORA)}")
+    if split not in CORPORA[name]:
+        raise CorpusError(f"{name}: no split {split!r}; choose among {', '.join(CORPORA[name])}")
+    source, _, target = pair.partition("-")
+    known = ("de", "en") if name == "grammar" else ("de", "en", "fr", "cs")
+    if source == target or not {source, target} <= set(known):
         raise CorpusError(
-            f"{part}: cannot be written: {error.strerror or error}; make room, or name "
-            "another folder by XDG_CACHE_HOME"
-        ) from None
+            f"{name}: no language pair {pair!r}; give two of {', '.join(known)}, as de-en"
+        )
+    return source, target
 
 
-def fetch(
-    file: RemoteFile,
+def corpus_files(
+    name: str,
+    pair: str = "de-en",
+    split: str = "train",
     *,
     mirror: str | Path | None = None,
     cache: str | Path | None = None,
     progress: bool = True,
-    attempts: int = 3,
-    timeout: float = 30.0,
-    wait: float = 1.0,
-) -> Path:
-    """Return the path of a file: in the mirror, in the cache, or freshly downloaded.
+) -> list[tuple[Path, Path]]:
+    """Fetch and unpack the files of a split, and say where they are.
 
     Args:
-        file: The file.
-        mirror: A folder to look in first; by default the one that the environment
-            variable ``ANNOTATED_TRANSFORMER_DATA`` names, if any.
-        cache: The folder for downloads; by default the user's cache folder.
-        progress: Show a progress bar.
-        attempts: How often each address is tried.
-        timeout: Seconds without a byte after which a connection counts as broken.
-        wait: Seconds before the second try of an address, doubled before each other.
+        name: One of ``CORPORA``, but not ``grammar``.
+        pair: Source and target language, as ``de-en``.
+        split: One of ``CORPORA[name]``.
+        mirror: A folder with the corpus's files, see ``fetch``.
+        cache: Where downloads are kept, see ``fetch``.
+        progress: Show a progress bar while downloading.
+
+    Returns:
+        Source and target file of each part of the split.
 
     Raises:
-        CorpusError: If the mirror's file is altered, no address gives the right bytes,
-            or the file cannot be written.
+        CorpusError: If there is no such split in these languages, or it cannot be had.
 
     Defined in: book/translation/corpora.md
     """
-    mirror = mirror or os.environ.get(DATA_VARIABLE) or None
-    if mirror is not None:
-        if not Path(mirror).is_dir():
-            raise CorpusError(f"{mirror}: no such folder; correct the option or {DATA_VARIABLE}")
-        if (copy := Path(mirror) / file.path).exists():
-            if found := _difference(copy, file):
-                raise CorpusError(f"{copy}: altered or cut short, {found}; replace the file")
-            return copy
-    path = (Path(cache) if cache else cache_folder()) / file.path
-    if path.exists() and not _difference(path, file):
-        return path
-    part = path.with_name(path.name + ".part")
-    with _clear_write_errors(part):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    _download_anywhere(file, part, progress, attempts, timeout, wait)
-    with _clear_write_errors(part):
-        os.replace(part, path)  # atomic: the file is there whole, or not at all
-    return path
+    source, target = _check_names(name, pair, split)
+    parts = RULES[name](source, target, split)
+    if not parts:
+        raise CorpusError(f"{name}: {split} is not to be had in {source} and {target}")
+    unpacked = (Path(cache) if cache else cache_folder()) / "unpacked"
 
+    def find(place: Place) -> Path:
+        file, member = place
+        path = fetch(file, mirror=mirror, cache=cache, progress=progress)
+        return locate(path / member, unpacked / name) if member else path
 
-class _UnusableError(Exception):
-    """An address that need not be tried again.
-
-    Defined in: book/translation/corpora.md
-    """
-
-
-def _download_anywhere(
-    file: RemoteFile,
-    part: Path,
-    progress: bool,
-    attempts: int,
-    timeout: float,
-    wait: float,
-) -> None:
-    """Try each address in turn until ``part`` holds the right bytes.
-
-    Defined in: book/translation/corpora.md
-    """
-    failures = []
-    for url in file.urls:
-        for attempt in range(attempts):
-            if attempt:
-                time.sleep(wait * 2 ** (attempt - 1))
-            try:
-                _download(url, file, part, progress, timeout)
-                return
-            except (_UnusableError, OSError, http.client.HTTPException) as error:
-                failure = f"{url}: {_reason(error)}"
-                if isinstance(error, _UnusableError):
-                    break
-        failures.append(failure)
-    raise CorpusError(
-        f"{file.path}: not downloaded ({'; '.join(failures)}); check the network, or "
-        f"give a folder that holds it by the mirror option or {DATA_VARIABLE}"
-    )
-
-
-def _reason(error: Exception) -> str:
-    reason = getattr(error, "reason", None) or error
-    return " ".join(str(reason).split()) or type(error).__name__
-
-
-def _download(url: str, file: RemoteFile, part: Path, progress: bool, timeout: float) -> None:
-    """Download into ``part``, going on after the bytes that it holds already.
-
-    Raises:
-        _UnusableError: If this address does not have the file, or has another one.
-        OSError: If the connection broke; what arrived stays in ``part``.
-
-    Defined in: book/translation/corpora.md
-    """
-    held = part.stat().st_size if part.exists() else 0
-    if held >= file.size:
-        part.unlink()
-        held = 0
-    headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
-    if held:
-        headers["Range"] = f"bytes={held}-"
-    try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=timeout
-        )
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 416:  # it cannot go on from there: start again
-                part.unlink(missing_ok=True)
-            elif error.code < 500 and error.code not in (408, 429):
-                raise _UnusableError(f"the server answers {error.code} {error.reason}") from None
-            raise OSError(f"the server answers {error.code} {error.reason}") from None
-    with response:
-        resumed = f"bytes {held}-" in response.headers.get("Content-Range", "")
-        if response.status != 206 or not resumed:
-            held = 0  # the server sends the file from its beginning
-        _receive(response, file, part, held, progress)
-    if part.stat().st_size < file.size:
-        raise OSError(f"the connection broke after {part.stat().st_size} of {file.size} bytes")
-    if found := _difference(part, file):
-        part.unlink()
-        raise _UnusableError(f"other bytes than expected: {found}")
-
-
-def _receive(
-    response: http.client.HTTPResponse,
-    file: RemoteFile,
-    part: Path,
-    held: int,
-    progress: bool,
-) -> None:
-    """Write what arrives behind the first ``held`` bytes of ``part``.
-
-    Defined in: book/translation/corpora.md
-    """
-    with (
-        contextlib.ExitStack() as stack,
-        tqdm(
-            desc=Path(file.path).name,
-            total=file.size,
-            initial=held,
-            unit="B",
-            unit_scale=True,
-            disable=not progress,
-        ) as bar,
-    ):
-        with _clear_write_errors(part):
-            output = stack.enter_context(open(part, "ab" if held else "wb"))
-        while held <= file.size:  # a byte too many is enough to know
-            chunk = response.read1(1 << 16)
-            if not chunk:
-                return
-            with _clear_write_errors(part):
-                output.write(chunk)
-                output.flush()
-            held += len(chunk)
-            bar.update(len(chunk))
-
-
-CORPORA: Mapping[str, tuple[str, ...]] = {
-    "grammar": tuple(GRAMMAR_SIZES),
-    "multi30k": tuple(dict.fromkeys(split for split, _ in MULTI30K)),
-}
+    return [(find(one), find(other)) for one, other in parts]
 
 
 def load_corpus(
@@ -569,7 +532,7 @@ def load_corpus(
     """Load a split of a corpus that the package knows.
 
     Args:
-        name: ``grammar`` (embedded, no network) or ``multi30k``.
+        name: One of ``CORPORA``: ``grammar`` (embedded, no network), ``multi30k`` ...
         pair: Source and target language, as ``de-en``.
         split: One of ``CORPORA[name]``.
         mirror: A folder with the corpus's files, see ``fetch``.
@@ -583,29 +546,47 @@ def load_corpus(
 
     Defined in: book/translation/corpora.md
     """
-    if name not in CORPORA:
-        raise CorpusError(f"no corpus {name!r}; choose among {', '.join(CORPORA)}")
-    if split not in CORPORA[name]:
-        raise CorpusError(f"{name}: no split {split!r}; choose among {', '.join(CORPORA[name])}")
-    if pair not in ("de-en", "en-de"):
-        also = "; French and Czech have no recorded checksums yet" if name == "multi30k" else ""
-        raise CorpusError(f"{name}: no language pair {pair!r}; choose de-en or en-de{also}")
+    languages = _check_names(name, pair, split)
     if size is not None and size < 1:
         raise CorpusError(f"{name}: the size must be at least 1, it is {size}")
-    source, target = pair.split("-")
     if name == "grammar":
-        return _grammar_text((source, target), split, size, seed)
-    files = [MULTI30K[split, language] for language in (source, target)]
-    paths = [fetch(file, mirror=mirror, cache=cache, progress=progress) for file in files]
-    text = read_parallel(
-        *paths,
-        languages=(source, target),
-        name=name,
-        split=split,
-        drop_blank=split == "train",
-    )
-    text = replace(text, origin=f"multi30k/dataset, commit {COMMIT}, task 1, raw")
+        return _grammar_text(languages, split, size, seed)
+    parts = [
+        read_parallel(
+            *paths, languages=languages, name=name, split=split, drop_blank=split == "train"
+        )
+        for paths in corpus_files(name, pair, split, mirror=mirror, cache=cache, progress=progress)
+    ]
+    text = parts[0] if len(parts) == 1 else _joined(parts)
+    lines = len(text) + len(text.blank)
+    if name == "multi30k":
+        text = replace(text, origin=f"multi30k/dataset, commit {COMMIT}, task 1, raw")
+        if lines != MULTI30K_LINES[split]:
+            raise CorpusError(
+                f"multi30k {split}: has {lines} lines, it should have {MULTI30K_LINES[split]}; "
+                "fetch it again"
+            )
     return text if size is None else text.head(size)
+
+
+def _joined(parts: list[ParallelText]) -> ParallelText:
+    """Return one text of several, in their order.
+
+    Defined in: book/translation/corpora.md
+    """
+    blank: list[int] = []
+    before = 0
+    for part in parts:
+        blank += [before + line for line in part.blank]
+        before += len(part) + len(part.blank)
+    return replace(
+        parts[0],
+        source=tuple(line for part in parts for line in part.source),
+        target=tuple(line for part in parts for line in part.target),
+        origin="; ".join(part.origin for part in parts),
+        checksums=tuple(checksum for part in parts for checksum in part.checksums),
+        blank=tuple(blank),
+    )
 
 
 def _grammar_text(

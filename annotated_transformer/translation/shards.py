@@ -47,11 +47,10 @@ from annotated_transformer.translation.cleaning import (
     stream_lines,
 )
 from annotated_transformer.translation.corpora import (
-    CorpusError,
     ParallelText,
     read_parallel,
-    sha256_of,
 )
+from annotated_transformer.translation.downloads import CorpusError, sha256_of
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
     Tokenizer,

@@ -51,8 +51,9 @@ from annotated_transformer.translation.checkpoints import (
     save_weights,
     snapshots,
 )
-from annotated_transformer.translation.corpora import CorpusError, ParallelText
+from annotated_transformer.translation.corpora import ParallelText
 from annotated_transformer.translation.decoding import greedy_search
+from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.shards import Prepared, ShardedText
 from annotated_transformer.translation.steps import packed
 from annotated_transformer.translation.tokenizers import (
@@ -144,6 +145,20 @@ RECIPES: dict[str, Training] = {
         peak=4e-3,
         average=10,
     ),
+    **{
+        f"iwslt{year}": Training(
+            corpus=f"iwslt{year}",
+            preset="base",
+            dropout=0.3,
+            vocabulary=10_000,
+            max_tokens=4096,
+            updates=50_000,
+            warmup=4000,
+            peak=7e-4,
+            average=10,
+        )
+        for year in (2014, 2016, 2017)
+    },
     "files": Training(corpus="files"),
     "prepared": Training(  # the paper's base model: section 5, and Table 3
         corpus="prepared",
@@ -165,6 +180,8 @@ def check_options(options: Training) -> None:
 
     Defined in: book/translation/system.md
     """
+    if options.corpus == "wmt14":
+        raise UsageError("--corpus wmt14: too large for memory; prepare it, then --prepared FOLDER")
     if options.corpus not in RECIPES:
         raise UsageError(f"--corpus {options.corpus}: choose among {', '.join(RECIPES)}")
     positive = (

@@ -30,7 +30,8 @@ from annotated_transformer.translation.command import (
     parse,
     unboxed,
 )
-from annotated_transformer.translation.corpora import DATA_VARIABLE, ParallelText, load_corpus
+from annotated_transformer.translation.corpora import ParallelText, load_corpus
+from annotated_transformer.translation.downloads import DATA_VARIABLE
 from annotated_transformer.translation.shards import Prepared
 from annotated_transformer.translation.system import RECIPES, translate_lines
 
@@ -140,7 +141,8 @@ def test_translate_and_evaluate_are_parsed() -> None:
         ("train --layers", "--layers"),
         ("train --no-such-option 3", "--no-such-option"),
         ("translate", "translate"),
-        ("train --corpus wmt99", "--corpus wmt99: choose among grammar, multi30k, files"),
+        ("train --corpus wmt99", "--corpus wmt99: choose among grammar, multi30k, iwslt2014"),
+        ("train --corpus wmt14", "too large for memory; prepare it"),
         ("train --updates 0", "--updates 0: must be greater than 0"),
         ("train --pair de-fr", "de-fr"),
         ("train --corpus files", "--train-files"),
@@ -552,6 +554,30 @@ def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
 
 
 # --- prepare --------------------------------------------------------------------
+
+
+def test_prepare_a_corpus_from_its_archive(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = load_corpus("grammar", size=80)
+    (tmp_path / "iwslt2014").mkdir()
+    with tarfile.open(tmp_path / "iwslt2014/de-en.tgz", "w:gz") as tape:
+        for language, side in (("de", text.source), ("en", text.target)):
+            train = "".join(f"<title>Talk {n}</title>\n{line}\n" for n, line in enumerate(side))
+            members = {f"train.tags.de-en.{language}": train}
+            segments = "".join(f'<seg id="{n}"> {line} </seg>\n' for n, line in enumerate(side[:9]))
+            for name in ("dev2010", "tst2010", "tst2011", "tst2012"):
+                members[f"IWSLT14.TED.{name}.de-en.{language}.xml"] = segments
+            for name, content in members.items():
+                info = tarfile.TarInfo(f"de-en/{name}")
+                info.size = len(content.encode())
+                tape.addfile(info, io.BytesIO(content.encode()))
+    words = f"prepare {tmp_path / 'p'} --corpus iwslt2014 --mirror {tmp_path} --vocabulary 300"
+    assert main([*words.split(), "--workers", "1", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert "80 sentence pairs" in said.out + said.err
+    assert len((tmp_path / "p/test.de").read_text().splitlines()) == 27
 
 
 def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) -> None:

@@ -1,20 +1,15 @@
 """Tests of the readers, of the downloads, and of the one door to all corpora."""
 
-import dataclasses
-import errno
 import gzip
 import hashlib
 import io
 import itertools
 import os
-import random
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -26,16 +21,13 @@ from hypothesis import strategies as st
 from annotated_transformer.translation import corpora
 from annotated_transformer.translation.corpora import (
     CORPORA,
-    DATA_VARIABLE,
     MULTI30K,
-    CorpusError,
-    RemoteFile,
-    fetch,
     load_corpus,
     read_lines,
     read_parallel,
     read_segments,
 )
+from annotated_transformer.translation.downloads import DATA_VARIABLE, CorpusError, RemoteFile
 
 MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
 
@@ -262,308 +254,161 @@ def test_files_are_named_with_their_checksums(tmp_path: Path) -> None:
     assert len(text.head(0)) == 0
 
 
-# ----------------------------------------------------------------------- downloads
-
-CONTENT = gzip.compress(random.Random(0).randbytes(300_000), mtime=0)
-
-
-class Server(ThreadingHTTPServer):
-    """A server on the loopback that misbehaves as it is told."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.contents: dict[str, bytes] = {}
-        self.breaks: dict[str, list[int]] = {}  # after how many bytes, one for a request
-        self.errors: dict[str, list[int]] = {}  # answers to give before the right one
-        self.ignore_range = False
-        self.refuse_range = False
-        self.requests: list[tuple[str, str | None]] = []
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{path}"
-
-    def handle_error(self, *_: object) -> None:
-        """Say nothing when a client goes away."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        path, wanted = self.path.lstrip("/"), self.headers.get("Range")
-        self.server.requests.append((path, wanted))
-        errors = self.server.errors.get(path, [])
-        if errors or path not in self.server.contents:
-            self.send_error(errors.pop(0) if errors else 404)
-            return
-        body, start = self.server.contents[path], 0
-        if wanted and not self.server.ignore_range:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            if self.server.refuse_range or start >= len(body):
-                self.send_error(416)
-                return
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(body) - start))
-        self.end_headers()
-        breaks = self.server.breaks.get(path, [])
-        end = start + breaks.pop(0) if breaks else len(body)
-        self.wfile.write(body[start:end])
-
-    def log_message(self, *_: object) -> None:
-        """Write no log."""
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def remote(server: Server, *paths: str, content: bytes = CONTENT) -> RemoteFile:
-    urls = tuple(server.url(path) for path in paths)
-    return RemoteFile("c/x.gz", urls, hashlib.sha256(content).hexdigest(), len(content))
-
-
-@pytest.fixture
-def get(tmp_path: Path) -> Callable[[RemoteFile], Path]:
-    return partial(fetch, cache=tmp_path / "cache", progress=False, wait=0.01, timeout=5)
-
-
-def no_leftovers(tmp_path: Path) -> bool:
-    return not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-
-
-def test_download_then_cache(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
-    server.contents["x"] = CONTENT
-    path = get(remote(server, "x"))
-    assert path == tmp_path / "cache" / "c" / "x.gz"
-    assert path.read_bytes() == CONTENT
-    assert get(remote(server, "x")) == path
-    assert server.requests == [("x", None)]
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_broken_connection_is_resumed(server: Server, get: Callable[..., Path]) -> None:
-    server.contents["x"] = CONTENT
-    server.breaks["x"] = [1000, 2000]
-    assert get(remote(server, "x")).read_bytes() == CONTENT
-    assert server.requests == [("x", None), ("x", "bytes=1000-"), ("x", "bytes=3000-")]
-
-
-def test_resumed_in_a_later_call(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
-    server.contents["x"] = CONTENT
-    server.breaks["x"] = [1000]
-    assert "connection broke after 1000 of" in message(lambda: get(remote(server, "x"), attempts=1))
-    part = tmp_path / "cache" / "c" / "x.gz.part"
-    assert part.read_bytes() == CONTENT[:1000]
-    assert not (tmp_path / "cache" / "c" / "x.gz").exists()
-    assert get(remote(server, "x"), attempts=1).read_bytes() == CONTENT
-    assert server.requests[-1] == ("x", "bytes=1000-")
-    assert not part.exists()
-
-
-def test_server_that_ignores_range(server: Server, get: Callable[..., Path]) -> None:
-    server.contents["x"] = CONTENT
-    server.breaks["x"] = [1000]
-    server.ignore_range = True
-    assert get(remote(server, "x")).read_bytes() == CONTENT
-
-
-def test_server_that_refuses_range(server: Server, get: Callable[..., Path]) -> None:
-    server.contents["x"] = CONTENT
-    server.breaks["x"] = [1000]
-    server.refuse_range = True
-    assert get(remote(server, "x")).read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.requests] == [None, "bytes=1000-", None]
-
-
-def test_a_damaged_beginning_is_thrown_away(
-    server: Server, get: Callable[..., Path], tmp_path: Path
-) -> None:
-    server.contents["x"] = server.contents["y"] = CONTENT
-    part = tmp_path / "cache" / "c" / "x.gz.part"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"\0" * 500)
-    assert get(remote(server, "x", "y")).read_bytes() == CONTENT
-    part.write_bytes(b"\0" * (len(CONTENT) + 1))
-    (tmp_path / "cache" / "c" / "x.gz").unlink()
-    assert get(remote(server, "x")).read_bytes() == CONTENT
-
-
-def test_wrong_bytes_then_second_source(server: Server, get: Callable[..., Path]) -> None:
-    server.contents["bad"] = CONTENT[:-1] + b"!"
-    server.contents["good"] = CONTENT
-    assert get(remote(server, "bad", "good")).read_bytes() == CONTENT
-    assert [path for path, _ in server.requests] == ["bad", "good"]
-
-
-def test_a_longer_file_is_not_read_to_its_end(server: Server, get: Callable[..., Path]) -> None:
-    server.contents["long"] = CONTENT + bytes(50_000_000)
-    server.contents["good"] = CONTENT
-    assert get(remote(server, "long", "good")).read_bytes() == CONTENT
-
-
-def test_missing_then_second_source(server: Server, get: Callable[..., Path]) -> None:
-    server.contents["second"] = CONTENT
-    assert get(remote(server, "first", "second")).read_bytes() == CONTENT
-    assert server.requests == [("first", None), ("second", None)]
-
-
-@pytest.mark.parametrize("code", [408, 429, 500, 503])
-def test_passing_errors_are_tried_again(
-    server: Server, get: Callable[..., Path], code: int
-) -> None:
-    server.contents["x"] = CONTENT
-    server.errors["x"] = [code, code]
-    assert get(remote(server, "x")).read_bytes() == CONTENT
-
-
-def test_when_everything_fails(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
-    server.contents["bad"] = b"no"
-    server.contents["bad2"] = CONTENT[:-1] + b"!"
-    file = remote(server, "none", "bad", "bad2")
-    gone = dataclasses.replace(file, urls=(*file.urls, "http://127.0.0.1:9/x"))
-    text = message(lambda: get(gone, attempts=2))
-    assert "c/x.gz" in text
-    assert "404" in text
-    assert file.sha256 in text
-    assert hashlib.sha256(server.contents["bad2"]).hexdigest() in text
-    assert "127.0.0.1:9" in text
-    assert DATA_VARIABLE in text
-    assert not (tmp_path / "cache" / "c" / "x.gz").exists()
-
-
-def test_a_silent_server_times_out(get: Callable[..., Path]) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
-        file = RemoteFile("c/x.gz", (url,), "0" * 64, 10)
-        assert "timed out" in message(lambda: get(file, attempts=1, timeout=0.2))
-
-
-def test_full_device(
-    server: Server,
-    get: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    server.contents["x"] = CONTENT
-
-    class Full(io.FileIO):
-        def write(self, data: object) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def full_open(path: Path, mode: str = "r", **options: object) -> io.IOBase:
-        return Full(path, "w") if mode in ("wb", "ab") else open(path, mode)
-
-    monkeypatch.setattr(corpora, "open", full_open, raising=False)
-    text = message(lambda: get(remote(server, "x")))
-    assert os.strerror(errno.ENOSPC) in text
-    assert "x.gz.part" in text
-    assert no_leftovers(tmp_path)
-    assert len(server.requests) == 1
-
-
-def test_cache_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    text = message(lambda: fetch(remote(server, "x"), cache=tmp_path / "file", progress=False))
-    assert "cannot be written" in text
-
-
-def test_an_altered_file_in_the_cache_is_fetched_again(
-    server: Server, get: Callable[..., Path]
-) -> None:
-    server.contents["x"] = CONTENT
-    path = get(remote(server, "x"))
-    path.write_bytes(b"altered")
-    assert get(remote(server, "x")).read_bytes() == CONTENT
-
-
-def test_the_default_cache(
-    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    server.contents["x"] = CONTENT
-    path = fetch(remote(server, "x"))
-    assert path.is_relative_to(tmp_path / "xdg" / "annotated-transformer")
-    assert "x.gz" in capfd.readouterr().err  # the progress bar
-
-
-def test_the_mirror_comes_first(
-    server: Server, get: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "mirror" / "c" / "x.gz"
-    copy.parent.mkdir(parents=True)
-    copy.write_bytes(CONTENT)
-    file = remote(server, "x")
-    assert get(file, mirror=tmp_path / "mirror") == copy
-    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "mirror"))
-    assert get(file) == copy
-    assert not server.requests
-
-
-def test_an_altered_mirror_is_refused(
-    server: Server, get: Callable[..., Path], tmp_path: Path
-) -> None:
-    server.contents["x"] = CONTENT
-    copy = tmp_path / "mirror" / "c" / "x.gz"
-    copy.parent.mkdir(parents=True)
-    copy.write_bytes(CONTENT[:-1])
-    file = remote(server, "x")
-    text = message(lambda: get(file, mirror=tmp_path / "mirror"))
-    for part in (str(copy), file.sha256, hashlib.sha256(CONTENT[:-1]).hexdigest()):
-        assert part in text
-    assert not server.requests
-
-
-def test_a_mirror_without_the_file_is_passed_over(
-    server: Server, get: Callable[..., Path], tmp_path: Path
-) -> None:
-    server.contents["x"] = CONTENT
-    (tmp_path / "mirror").mkdir()
-    assert get(remote(server, "x"), mirror=tmp_path / "mirror").read_bytes() == CONTENT
-    text = message(lambda: get(remote(server, "x"), mirror=tmp_path / "nowhere"))
-    assert "no such folder" in text
-
-
 # ---------------------------------------------------------------------- one door
 
 
 def test_the_table_of_multi30k() -> None:
-    assert set(MULTI30K) == set(itertools.product(CORPORA["multi30k"], ("de", "en")))
+    assert {split for split, _ in MULTI30K} == set(CORPORA["multi30k"])
     for (split, language), file in MULTI30K.items():
         assert file.path == f"multi30k/{split}.{language}.gz"
-        assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
+        assert re.fullmatch(r"[0-9a-f]{64}|", file.sha256)
+        assert re.fullmatch(r"[0-9a-f]{32}|", file.md5)
+        assert file.sha256 or file.md5 or split == "test_2018_flickr"
         assert len({url.split("/")[2] for url in file.urls}) >= 2
         assert all(url.endswith(f"/{split}.{language}.gz") for url in file.urls)
-        assert all(re.search(r"[0-9a-f]{40}", url) for url in file.urls)
-    assert len({file.sha256 for file in MULTI30K.values()}) == len(MULTI30K)
+    sums = [file.sha256 or file.md5 for file in MULTI30K.values() if file.sha256 or file.md5]
+    assert len(set(sums)) == len(sums)
 
 
-def test_load_corpus_by_the_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    """Return a mirror of three lines in each file of Multi30k."""
     (tmp_path / "multi30k").mkdir()
-    files = {}
-    for language, content in (("de", b"eins\n\ndrei\n"), ("en", b"one\ntwo\nthree\n")):
-        for split in ("train", "val"):
-            packed = gzip.compress(content)
-            path = f"multi30k/{split}.{language}.gz"
-            (tmp_path / path).write_bytes(packed)
-            sha256 = hashlib.sha256(packed).hexdigest()
-            files[split, language] = RemoteFile(path, (), sha256, len(packed))
+    lines = {"de": b"eins\n\ndrei\n", "en": b"one\ntwo\nthree\n", "fr": b"un\ndeux\ntrois\n"}
+    for split in ("train", "val"):
+        for language, content in lines.items():
+            path = tmp_path / f"multi30k/{split}.{language}.gz"
+            path.write_bytes(gzip.compress(content, mtime=0))
+    return tmp_path
+
+
+def known(folder: Path, path: str) -> RemoteFile:
+    """Return a file of a folder as one that is known by its checksum."""
+    content = (folder / path).read_bytes()
+    return RemoteFile(path, (), hashlib.sha256(content).hexdigest(), len(content))
+
+
+def test_load_corpus_by_the_mirror(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        (split, language): known(mirror, f"multi30k/{split}.{language}.gz")
+        for split in ("train", "val")
+        for language in ("de", "en", "fr")
+    }
     monkeypatch.setattr(corpora, "MULTI30K", files)
-    text = load_corpus("multi30k", "de-en", "train", mirror=tmp_path)
+    with pytest.raises(CorpusError, match="multi30k train: has 3 lines, it should have 29000"):
+        load_corpus("multi30k", "de-en", "train", mirror=mirror)
+    monkeypatch.setattr(corpora, "MULTI30K_LINES", {"train": 3, "val": 3})
+    text = load_corpus("multi30k", "de-en", "train", mirror=mirror)
     assert list(text) == [("eins", "one"), ("drei", "three")]
     assert text.blank == (2,)
     assert dict(text.checksums)["train.de.gz"] == files["train", "de"].sha256
-    back = load_corpus("multi30k", "en-de", "val", mirror=tmp_path, size=2)
-    assert list(back) == [("one", "eins"), ("two", "")]
+    back = load_corpus("multi30k", "fr-de", "val", mirror=mirror, size=2)
+    assert list(back) == [("un", "eins"), ("deux", "")]
+    assert message(lambda: load_corpus("multi30k", "cs-de", "val", mirror=mirror)) == (
+        "multi30k: val is not to be had in cs and de"
+    )
+
+
+def test_multi30k_is_in_every_pair_that_its_files_make() -> None:
+    for split in CORPORA["multi30k"]:
+        there = {language for name, language in MULTI30K if name == split}
+        for source, target in itertools.permutations(("de", "en", "fr", "cs"), 2):
+            parts = corpora.RULES["multi30k"](source, target, split)
+            assert bool(parts) == ({source, target} <= there)
+    assert sum(language == "cs" for _, language in MULTI30K) == 4
+
+
+def archive(path: Path, members: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as tape:
+        for name, text in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            tape.addfile(info, io.BytesIO(text.encode()))
+
+
+@pytest.mark.parametrize(("year", "last"), [(2014, 2012), (2016, 2014), (2017, 2015)])
+def test_iwslt_from_its_archive(
+    year: int, last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = {}
+    for language in ("de", "en"):
+        train = f"<url>u</url>\n{language} 1\n\n{language} 3\n"
+        members[f"de-en/train.tags.de-en.{language}"] = train
+        for name in ("dev2010", *(f"tst{n}" for n in range(2010, last + 1))):
+            text = segments(("1", f"{language} {name}"))
+            members[f"de-en/IWSLT{year % 100}.TED.{name}.de-en.{language}.xml"] = text
+    archive(tmp_path / f"iwslt{year}/de-en.tgz", members)
+    if year == 2017:  # the real archive's checksum is known
+        refused = message(lambda: load_corpus("iwslt2017", mirror=tmp_path))
+        assert "altered or cut short" in refused
+    file = known(tmp_path, f"iwslt{year}/de-en.tgz")
+    monkeypatch.setitem(corpora.IWSLT, year, {"de-en": file})  # type: ignore[misc]
+    name = f"iwslt{year}"
+    train = load_corpus(name, "en-de", mirror=tmp_path, cache=tmp_path / "c")
+    assert list(train) == [("en 1", "de 1"), ("en 3", "de 3")]
+    assert train.blank == (2,)
+    test = load_corpus(name, "de-en", "test", mirror=tmp_path, cache=tmp_path / "c")
+    assert list(test) == [(f"de tst{n}", f"en tst{n}") for n in range(2010, last + 1)]
+    assert len(test.checksums) == 2 * len(test)
+    for split in CORPORA[name]:
+        assert load_corpus(name, "de-en", split, mirror=tmp_path, cache=tmp_path / "c")
+    assert "not to be had in fr and en" in message(lambda: load_corpus(name, "fr-en"))
+
+
+@pytest.mark.parametrize("pair", ["de-en", "en-de", "fr-en", "en-fr"])
+def test_wmt14_from_its_archives(
+    pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = pair.replace("en", "").strip("-")
+    texts = {
+        "training-parallel-europarl-v7.tgz": ["training/europarl-v7.{}-en.{}"],
+        "training-parallel-commoncrawl.tgz": ["commoncrawl.{}-en.{}"],
+        "training-parallel-nc-v9.tgz": ["training/news-commentary-v9.{}-en.{}"],
+    }
+    for name, members in texts.items():
+        content = {
+            member.format(other, language): f"{language} {name}\n"
+            for member in members
+            for language in (other, "en")
+        }
+        archive(tmp_path / "wmt14" / name, content)
+    held = {f"dev/newstest2013.{language}": f"{language} 13\n" for language in (other, "en")}
+    for direction in ((other, "en"), ("en", other)):
+        for kind, language in zip(("src", "ref"), direction, strict=True):
+            text = segments(("1", f"{language} {kind}"))
+            held[f"dev/newstest2014-{other}en-{kind}.{language}.sgm"] = text
+    archive(tmp_path / "wmt14/dev.tgz", held)
+    files = {name: known(tmp_path, file.path) for name, file in corpora.WMT14.items()}
+    monkeypatch.setattr(corpora, "WMT14", files)
+
+    def load(split: str) -> list[tuple[str, str]]:
+        return list(load_corpus("wmt14", pair, split, mirror=tmp_path, cache=tmp_path / "c"))
+
+    source, target = pair.split("-")
+    assert load("train") == [(f"{source} {name}", f"{target} {name}") for name in texts]
+    assert load("val") == [(f"{source} 13", f"{target} 13")]
+    assert load("test") == [(f"{source} src", f"{target} ref")]
+    assert "de and fr" in message(lambda: load_corpus("wmt14", "de-fr"))
+
+
+def test_parts_are_counted_on(tmp_path: Path) -> None:
+    parts = []
+    for n, lines in enumerate(("a\n\nc\n", "\ne\n")):
+        for language in ("de", "en"):
+            (tmp_path / f"{n}.{language}").write_text(lines)
+        parts.append(read_parallel(tmp_path / f"{n}.de", tmp_path / f"{n}.en"))
+    text = corpora._joined(parts)
+    assert text.source == ("a", "c", "e")
+    assert text.blank == (2, 4)
+    assert [name for name, _ in text.checksums] == ["0.de", "0.en", "1.de", "1.en"]
+
+
+@pytest.mark.skipif(not MIRROR.is_dir(), reason="no mirror of the corpora")
+def test_the_published_sums_of_multi30k_are_those_of_the_files() -> None:
+    for split, language in (("train", "de"), ("val", "en"), ("test_2016_flickr", "de")):
+        text = load_corpus("multi30k", "de-en", split, mirror=MIRROR)
+        assert len(text) == corpora.MULTI30K_LINES[split], language
 
 
 def test_load_corpus_grammar_in_both_directions() -> None:
@@ -590,11 +435,12 @@ def test_the_grammar_is_the_same_in_another_process() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"name": "europarl"}, "grammar, multi30k"),
+        ({"name": "europarl"}, "grammar, multi30k, iwslt2014"),
         ({"name": "grammar", "split": "dev"}, "train, val, test"),
         ({"name": "multi30k", "split": "test"}, "test_2016_flickr"),
-        ({"name": "multi30k", "pair": "fr-en"}, "checksums"),
-        ({"name": "grammar", "pair": "de"}, "de-en or en-de"),
+        ({"name": "multi30k", "pair": "it-en"}, "two of de, en, fr, cs"),
+        ({"name": "multi30k", "pair": "en-en"}, "two of de, en, fr, cs"),
+        ({"name": "grammar", "pair": "de"}, "two of de, en, as de-en"),
         ({"name": "grammar", "size": 0}, "at least 1"),
     ],
 )

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from annotated_transformer.training.batches import make_batch, token_batches
 from annotated_transformer.translation import shards
-from annotated_transformer.translation.corpora import CorpusError, load_corpus
+from annotated_transformer.translation.corpora import load_corpus
+from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.shards import (
     Preparation,
     Prepared,

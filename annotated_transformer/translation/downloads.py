@@ -1,0 +1,459 @@
+"""Files from the network, checked against their checksums, and archives unpacked with care.
+
+Defined in the chapter *Downloads* (book/translation/downloads.md).
+"""
+
+# Written from book/translation/downloads.md: edit the chapter instead.
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import http.client
+import io
+import lzma
+import os
+import shutil
+import stat
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tqdm import tqdm
+
+
+class CorpusError(ValueError):
+    """A corpus that cannot be had; the message names the file, the line and the remedy.
+
+    Defined in: book/translation/downloads.md
+    """
+
+
+DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
+MOST_BYTES = 64 * 2**30  # that a download or an archive may have, unless told otherwise
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that can be downloaded, with what it must turn out to be.
+
+    Attributes:
+        path: Where it lies below a mirror or the cache: ``multi30k/train.de.gz``.
+        urls: Its addresses, tried in this order.
+        sha256: The SHA-256 of its bytes, if it is published.
+        size: Its size in bytes; 0 if it is not known.
+        md5: Its MD5, where that is what is published.
+
+    Defined in: book/translation/downloads.md
+    """
+
+    path: str
+    urls: tuple[str, ...]
+    sha256: str = ""
+    size: int = 0
+    md5: str = ""
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        OSError: If it cannot be read.
+
+    Defined in: book/translation/downloads.md
+    """
+    return _digest(Path(path), "sha256")
+
+
+def _digest(path: Path, kind: str) -> str:
+    digest = hashlib.new(kind, usedforsecurity=kind != "md5")
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_page(head: bytes) -> bool:
+    """Say whether the beginning of a file is that of an HTML page.
+
+    Args:
+        head: The first bytes, a few hundred.
+
+    Defined in: book/translation/downloads.md
+    """
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return start.startswith((b"<!doctype html", b"<html"))
+
+
+def _difference(path: Path, file: RemoteFile) -> str:
+    """Return how a file differs from what it must be; empty if it does not.
+
+    Defined in: book/translation/downloads.md
+    """
+    kind, expected = ("sha256", file.sha256) if file.sha256 else ("md5", file.md5)
+    try:
+        with path.open("rb") as opened:
+            page = is_page(opened.read(512))
+        found = _digest(path, kind) if expected else ""
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    if found == expected:
+        return "it is an HTML page, not the data" if page and not expected else ""
+    wanted = f"{file.size} bytes with {kind}" if file.size else kind
+    got = "an HTML page of" if page else "found"
+    return f"expected {wanted} {expected}, {got} {path.stat().st_size} bytes with {found}"
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads, below ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Defined in: book/translation/downloads.md
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "annotated-transformer"
+
+
+@contextlib.contextmanager
+def _clear_write_errors(part: Path) -> Iterator[None]:
+    """Turn a failed write into a CorpusError, and leave nothing half-written.
+
+    Defined in: book/translation/downloads.md
+    """
+    try:
+        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise CorpusError(
+            f"{part}: cannot be written: {error.strerror or error}; make room, or name "
+            "another folder by XDG_CACHE_HOME"
+        ) from None
+
+
+def fetch(
+    file: RemoteFile,
+    *,
+    mirror: str | Path | None = None,
+    cache: str | Path | None = None,
+    progress: bool = True,
+    attempts: int = 3,
+    timeout: float = 30.0,
+    wait: float = 1.0,
+) -> Path:
+    """Return the path of a file: in the mirror, in the cache, or freshly downloaded.
+
+    Args:
+        file: The file.
+        mirror: A folder to look in first; by default the one that the environment
+            variable ``ANNOTATED_TRANSFORMER_DATA`` names, if any.
+        cache: The folder for downloads; by default the user's cache folder.
+        progress: Show a progress bar.
+        attempts: How often each address is tried.
+        timeout: Seconds without a byte after which a connection counts as broken.
+        wait: Seconds before the second try of an address, doubled before each other.
+
+    Raises:
+        CorpusError: If the mirror's file is altered, no address gives the right bytes,
+            or the file cannot be written.
+
+    Defined in: book/translation/downloads.md
+    """
+    mirror = mirror or os.environ.get(DATA_VARIABLE) or None
+    if mirror is not None:
+        if not Path(mirror).is_dir():
+            raise CorpusError(f"{mirror}: no such folder; correct the option or {DATA_VARIABLE}")
+        if (copy := Path(mirror) / file.path).exists():
+            if found := _difference(copy, file):
+                raise CorpusError(f"{copy}: altered or cut short, {found}; replace the file")
+            return copy
+    path = (Path(cache) if cache else cache_folder()) / file.path
+    if path.exists() and not _difference(path, file):
+        return path
+    part = path.with_name(path.name + ".part")
+    with _clear_write_errors(part):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _download_anywhere(file, part, progress, attempts, timeout, wait)
+    with _clear_write_errors(part):
+        os.replace(part, path)  # atomic: the file is there whole, or not at all
+    if not (file.sha256 or file.md5):
+        found = f"{path}: no checksum is published; this one has sha-256 {sha256_of(path)}"
+        tqdm.write(found, file=sys.stderr)
+    return path
+
+
+class _UnusableError(Exception):
+    """An address that need not be tried again.
+
+    Defined in: book/translation/downloads.md
+    """
+
+
+def _download_anywhere(
+    file: RemoteFile,
+    part: Path,
+    progress: bool,
+    attempts: int,
+    timeout: float,
+    wait: float,
+) -> None:
+    """Try each address in turn until ``part`` holds the right bytes.
+
+    Defined in: book/translation/downloads.md
+    """
+    failures = []
+    for url in file.urls:
+        for attempt in range(attempts):
+            if attempt:
+                time.sleep(wait * 2 ** (attempt - 1))
+            try:
+                _download(url, file, part, progress, timeout)
+                return
+            except (_UnusableError, OSError, http.client.HTTPException) as error:
+                failure = f"{url}: {_reason(error)}"
+                if isinstance(error, _UnusableError):
+                    break
+        failures.append(failure)
+    raise CorpusError(
+        f"{file.path}: not downloaded ({'; '.join(failures)}); check the network, or "
+        f"give a folder that holds it by the mirror option or {DATA_VARIABLE}"
+    )
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or error
+    return " ".join(str(reason).split()) or type(error).__name__
+
+
+def _download(url: str, file: RemoteFile, part: Path, progress: bool, timeout: float) -> None:
+    """Download into ``part``, going on after the bytes that it holds already.
+
+    Raises:
+        _UnusableError: If this address does not have the file, or has another one.
+        OSError: If the connection broke; what arrived stays in ``part``.
+
+    Defined in: book/translation/downloads.md
+    """
+    held = part.stat().st_size if part.exists() else 0
+    if file.size and held >= file.size:
+        part.unlink()
+        held = 0
+    headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
+    if held:
+        headers["Range"] = f"bytes={held}-"
+    try:
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=timeout
+        )
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 416:  # it cannot go on from there: start again
+                part.unlink(missing_ok=True)
+            elif error.code < 500 and error.code not in (408, 429):
+                raise _UnusableError(f"the server answers {error.code} {error.reason}") from None
+            raise OSError(f"the server answers {error.code} {error.reason}") from None
+    with response:
+        resumed = f"bytes {held}-" in response.headers.get("Content-Range", "")
+        if response.status != 206 or not resumed:
+            held = 0  # the server sends the file from its beginning
+        announced = int(response.headers.get("Content-Length") or 0)
+        size = held + announced if announced else file.size
+        _receive(response, part, held, file.size or size, progress)
+    if part.stat().st_size < min(size, file.size or size):
+        raise OSError(f"the connection broke after {part.stat().st_size} of {size} bytes")
+    if found := _difference(part, file):
+        part.unlink()
+        raise _UnusableError(f"other bytes than expected: {found}")
+
+
+def _receive(
+    response: http.client.HTTPResponse, part: Path, held: int, size: int, progress: bool
+) -> None:
+    """Write what arrives behind the first ``held`` bytes of ``part``.
+
+    Defined in: book/translation/downloads.md
+    """
+    with (
+        contextlib.ExitStack() as stack,
+        tqdm(
+            desc=part.stem,
+            total=size or None,
+            initial=held,
+            unit="B",
+            unit_scale=True,
+            disable=not progress,
+        ) as bar,
+    ):
+        with _clear_write_errors(part):
+            output = stack.enter_context(open(part, "ab" if held else "wb"))
+        while held <= (size or MOST_BYTES):  # a byte too many is enough to know
+            chunk = response.read1(1 << 16)
+            if not chunk:
+                return
+            with _clear_write_errors(part):
+                output.write(chunk)
+                output.flush()
+            held += len(chunk)
+            bar.update(len(chunk))
+
+
+MOST_FILES = 10_000  # that an archive may hold, unless told otherwise
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a member's name leads to a place below the folder, on any system.
+
+    Defined in: book/translation/downloads.md
+    """
+    parts = name.replace("\\", "/").split("/")
+    return bool(name) and parts[0] != "" and ".." not in parts and not set(":\0") & set(name)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, str, int, IO[bytes]]]:
+    """Go through an archive: name, why it is refused or "", claimed size, content.
+
+    Defined in: book/translation/downloads.md
+    """
+    with archive.open("rb") as file:
+        zipped = file.read(2) == b"PK"
+    if zipped:
+        with zipfile.ZipFile(archive) as packed:
+            for info in packed.infolist():
+                kind = stat.S_IFMT(info.external_attr >> 16)
+                odd = kind not in (0, stat.S_IFREG, stat.S_IFDIR)
+                if not info.is_dir() or odd:
+                    reason = "a link or a device" if odd else ""
+                    yield info.filename, reason, info.file_size, packed.open(info)
+    else:
+        with tarfile.open(archive) as tape:
+            for member in tape:
+                if not member.isdir():
+                    reason = "" if member.isreg() else "a link or a device"
+                    content = tape.extractfile(member) if member.isreg() else None
+                    yield member.name, reason, member.size, content or io.BytesIO()
+
+
+DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    RuntimeError,
+)  # of an encrypted member, the last one
+
+
+def unpack(
+    archive: str | Path,
+    folder: str | Path,
+    *,
+    most_bytes: int = MOST_BYTES,
+    most_files: int = MOST_FILES,
+) -> Path:
+    """Unpack a tar or zip archive into a folder; plain files alone, and never outside it.
+
+    Args:
+        archive: The archive; a tar may be packed by gzip, bzip2 or xz.
+        folder: Where the files go. If it exists, it is complete, and nothing is done.
+        most_bytes: How much may come out.
+        most_files: How many files may come out.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CorpusError: The archive is damaged, or a member of it is refused; the message names
+            both. Nothing is left behind.
+
+    Defined in: book/translation/downloads.md
+    """
+    archive, folder = Path(archive), Path(folder)
+    if folder.exists():
+        return folder
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        _unpack_members(archive, part, most_bytes, most_files)
+        os.replace(part, folder)
+    except DAMAGED as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CorpusError(
+            f"{archive}: not a tar or zip archive, or a damaged one ({reason}); fetch it again"
+        ) from None
+    except OSError as error:
+        raise CorpusError(
+            f"{archive}: cannot be unpacked into {folder}: {error.strerror or error}"
+        ) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _unpack_members(archive: Path, folder: Path, most_bytes: int, most_files: int) -> None:
+    left = most_bytes
+    for number, (name, reason, size, content) in enumerate(_members(archive), 1):
+        with content:
+            if not reason and not _stays_inside(name):
+                reason = "its name leads out of the folder"
+            if not reason and number > most_files:
+                reason = f"there are more than {most_files} files"
+            path = folder / name
+            if not reason and path.exists():
+                reason = "its name is there twice"
+            if not reason:
+                left -= size
+                if left >= 0:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with path.open("xb") as file:  # a byte more than claimed is enough to know
+                        left -= max(0, _copy(content, file, size + left + 1) - size)
+                if left < 0:
+                    reason = f"the files have more than {most_bytes} bytes"
+            if reason:
+                raise CorpusError(f"{archive}, member {name}: refused, {reason}")
+
+
+def _copy(source: IO[bytes], target: IO[bytes], most: int) -> int:
+    """Copy at most so many bytes, and return how many there were.
+
+    Defined in: book/translation/downloads.md
+    """
+    copied = 0
+    while block := source.read(min(1 << 20, most - copied)):
+        target.write(block)
+        copied += len(block)
+    return copied
+
+
+def locate(path: str | Path, unpacked: str | Path) -> Path:
+    """Return where a file is, unpacking the archive that its path leads into.
+
+    Args:
+        path: A file, or a path that goes on inside an archive: ``nc.tgz/training/a.de``.
+        unpacked: A folder for the contents of archives.
+
+    Raises:
+        CorpusError: There is no such file, or the archive is refused.
+
+    Defined in: book/translation/downloads.md
+    """
+    path = Path(path)
+    archive = next((parent for parent in path.parents if parent.is_file()), None)
+    if archive is None:
+        if not path.is_file():
+            raise CorpusError(f"{path}: no such file; check the path")
+        return path
+    inside = path.relative_to(archive)
+    found = unpack(archive, Path(unpacked) / archive.name) / inside
+    if not found.is_file():
+        raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
+    return found

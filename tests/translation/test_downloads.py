@@ -1,0 +1,540 @@
+"""Tests of downloads and of archives."""
+
+import dataclasses
+import errno
+import gzip
+import hashlib
+import io
+import os
+import random
+import stat
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from annotated_transformer.translation import downloads
+from annotated_transformer.translation.downloads import (
+    DATA_VARIABLE,
+    CorpusError,
+    RemoteFile,
+    fetch,
+    locate,
+    unpack,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+def message(action: Callable[[], object]) -> str:
+    """Return the text of the error that an action ends with, which must be one line."""
+    with pytest.raises(CorpusError) as caught:
+        action()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# ----------------------------------------------------------------------- downloads
+
+CONTENT = gzip.compress(random.Random(0).randbytes(300_000), mtime=0)
+
+
+class Server(ThreadingHTTPServer):
+    """A server on the loopback that misbehaves as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.contents: dict[str, bytes] = {}
+        self.breaks: dict[str, list[int]] = {}  # after how many bytes, one for a request
+        self.errors: dict[str, list[int]] = {}  # answers to give before the right one
+        self.redirects: dict[str, str] = {}
+        self.ignore_range = False
+        self.refuse_range = False
+        self.requests: list[tuple[str, str | None]] = []
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing when a client goes away."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        path, wanted = self.path.lstrip("/"), self.headers.get("Range")
+        self.server.requests.append((path, wanted))
+        if path in self.server.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.server.url(self.server.redirects[path]))
+            self.end_headers()
+            return
+        errors = self.server.errors.get(path, [])
+        if errors or path not in self.server.contents:
+            self.send_error(errors.pop(0) if errors else 404)
+            return
+        body, start = self.server.contents[path], 0
+        if wanted and not self.server.ignore_range:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if self.server.refuse_range or start >= len(body):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        breaks = self.server.breaks.get(path, [])
+        end = start + breaks.pop(0) if breaks else len(body)
+        self.wfile.write(body[start:end])
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def remote(server: Server, *paths: str, content: bytes = CONTENT) -> RemoteFile:
+    urls = tuple(server.url(path) for path in paths)
+    return RemoteFile("c/x.gz", urls, hashlib.sha256(content).hexdigest(), len(content))
+
+
+@pytest.fixture
+def get(tmp_path: Path) -> Callable[[RemoteFile], Path]:
+    return partial(fetch, cache=tmp_path / "cache", progress=False, wait=0.01, timeout=5)
+
+
+def no_leftovers(tmp_path: Path) -> bool:
+    return not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_download_then_cache(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
+    server.contents["x"] = CONTENT
+    path = get(remote(server, "x"))
+    assert path == tmp_path / "cache" / "c" / "x.gz"
+    assert path.read_bytes() == CONTENT
+    assert get(remote(server, "x")) == path
+    assert server.requests == [("x", None)]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_broken_connection_is_resumed(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000, 2000]
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+    assert server.requests == [("x", None), ("x", "bytes=1000-"), ("x", "bytes=3000-")]
+
+
+def test_resumed_in_a_later_call(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000]
+    assert "connection broke after 1000 of" in message(lambda: get(remote(server, "x"), attempts=1))
+    part = tmp_path / "cache" / "c" / "x.gz.part"
+    assert part.read_bytes() == CONTENT[:1000]
+    assert not (tmp_path / "cache" / "c" / "x.gz").exists()
+    assert get(remote(server, "x"), attempts=1).read_bytes() == CONTENT
+    assert server.requests[-1] == ("x", "bytes=1000-")
+    assert not part.exists()
+
+
+def test_server_that_ignores_range(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000]
+    server.ignore_range = True
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+
+
+def test_server_that_refuses_range(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000]
+    server.refuse_range = True
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.requests] == [None, "bytes=1000-", None]
+
+
+def test_a_damaged_beginning_is_thrown_away(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"] = server.contents["y"] = CONTENT
+    part = tmp_path / "cache" / "c" / "x.gz.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"\0" * 500)
+    assert get(remote(server, "x", "y")).read_bytes() == CONTENT
+    part.write_bytes(b"\0" * (len(CONTENT) + 1))
+    (tmp_path / "cache" / "c" / "x.gz").unlink()
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+
+
+def test_wrong_bytes_then_second_source(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["bad"] = CONTENT[:-1] + b"!"
+    server.contents["good"] = CONTENT
+    assert get(remote(server, "bad", "good")).read_bytes() == CONTENT
+    assert [path for path, _ in server.requests] == ["bad", "good"]
+
+
+def test_a_longer_file_is_not_read_to_its_end(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["long"] = CONTENT + bytes(50_000_000)
+    server.contents["good"] = CONTENT
+    assert get(remote(server, "long", "good")).read_bytes() == CONTENT
+
+
+def test_missing_then_second_source(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["second"] = CONTENT
+    assert get(remote(server, "first", "second")).read_bytes() == CONTENT
+    assert server.requests == [("first", None), ("second", None)]
+
+
+def test_redirects_are_followed_but_not_in_circles(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    server.contents["x"] = CONTENT
+    server.redirects = {"moved": "again", "again": "x", "round": "round"}
+    assert get(remote(server, "moved")).read_bytes() == CONTENT
+    circle = dataclasses.replace(remote(server, "round"), path="c/y.gz")
+    assert "redirect" in message(lambda: get(circle))
+
+
+def test_a_page_in_place_of_the_data_is_named(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["page"] = b"\n<!DOCTYPE html><title>not found</title>"
+    server.contents["good"] = CONTENT
+    text = message(lambda: get(remote(server, "page")))
+    assert f"an HTML page of {len(server.contents['page'])} bytes" in text
+    unknown = RemoteFile("c/y.gz", (server.url("page"), server.url("good")))
+    assert get(unknown).read_bytes() == CONTENT
+
+
+def test_a_file_that_is_known_by_its_md5(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"] = CONTENT
+    file = RemoteFile("c/x.gz", (server.url("x"),), md5=hashlib.md5(CONTENT).hexdigest())
+    path = get(file)
+    assert path.read_bytes() == CONTENT
+    assert get(file) == path
+    assert len(server.requests) == 1
+    path.write_bytes(CONTENT[:-1])
+    server.contents["x"] = CONTENT[:-1] + b"!"
+    text = message(lambda: get(file))
+    assert f"expected md5 {file.md5}" in text
+    assert not path.with_name("x.gz.part").exists()
+
+
+def test_a_file_of_which_nothing_is_known(
+    server: Server, get: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [100_000, 50_000]  # the announced length tells that it broke
+    path = get(RemoteFile("c/x.gz", (server.url("x"),)))
+    assert path.read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.requests] == [None, "bytes=100000-", "bytes=150000-"]
+    assert hashlib.sha256(CONTENT).hexdigest() in capfd.readouterr().err
+
+
+def test_no_address_at_all(get: Callable[..., Path]) -> None:
+    text = message(lambda: get(RemoteFile("c/x.gz", ())))
+    assert "c/x.gz" in text
+    assert DATA_VARIABLE in text
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 503])
+def test_passing_errors_are_tried_again(
+    server: Server, get: Callable[..., Path], code: int
+) -> None:
+    server.contents["x"] = CONTENT
+    server.errors["x"] = [code, code]
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+
+
+def test_when_everything_fails(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
+    server.contents["bad"] = b"no"
+    server.contents["bad2"] = CONTENT[:-1] + b"!"
+    file = remote(server, "none", "bad", "bad2")
+    gone = dataclasses.replace(file, urls=(*file.urls, "http://127.0.0.1:9/x"))
+    text = message(lambda: get(gone, attempts=2))
+    assert "c/x.gz" in text
+    assert "404" in text
+    assert file.sha256 in text
+    assert hashlib.sha256(server.contents["bad2"]).hexdigest() in text
+    assert "127.0.0.1:9" in text
+    assert DATA_VARIABLE in text
+    assert not (tmp_path / "cache" / "c" / "x.gz").exists()
+
+
+def test_a_silent_server_times_out(get: Callable[..., Path]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+        file = RemoteFile("c/x.gz", (url,), "0" * 64, 10)
+        assert "timed out" in message(lambda: get(file, attempts=1, timeout=0.2))
+
+
+def test_full_device(
+    server: Server,
+    get: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.contents["x"] = CONTENT
+
+    class Full(io.FileIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def full_open(path: Path, mode: str = "r", **options: object) -> io.IOBase:
+        return Full(path, "w") if mode in ("wb", "ab") else open(path, mode)
+
+    monkeypatch.setattr(downloads, "open", full_open, raising=False)
+    text = message(lambda: get(remote(server, "x")))
+    assert os.strerror(errno.ENOSPC) in text
+    assert "x.gz.part" in text
+    assert no_leftovers(tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_cache_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    text = message(lambda: fetch(remote(server, "x"), cache=tmp_path / "file", progress=False))
+    assert "cannot be written" in text
+
+
+def test_an_altered_file_in_the_cache_is_fetched_again(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    server.contents["x"] = CONTENT
+    path = get(remote(server, "x"))
+    path.write_bytes(b"altered")
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+
+
+def test_the_default_cache(
+    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.contents["x"] = CONTENT
+    path = fetch(remote(server, "x"))
+    assert path.is_relative_to(tmp_path / "xdg" / "annotated-transformer")
+    assert "x.gz" in capfd.readouterr().err  # the progress bar
+
+
+def test_the_mirror_comes_first(
+    server: Server, get: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "mirror" / "c" / "x.gz"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(CONTENT)
+    file = remote(server, "x")
+    assert get(file, mirror=tmp_path / "mirror") == copy
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "mirror"))
+    assert get(file) == copy
+    assert not server.requests
+
+
+def test_an_altered_mirror_is_refused(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"] = CONTENT
+    copy = tmp_path / "mirror" / "c" / "x.gz"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(CONTENT[:-1])
+    file = remote(server, "x")
+    text = message(lambda: get(file, mirror=tmp_path / "mirror"))
+    for part in (str(copy), file.sha256, hashlib.sha256(CONTENT[:-1]).hexdigest()):
+        assert part in text
+    assert not server.requests
+
+
+def test_a_mirror_without_the_file_is_passed_over(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"] = CONTENT
+    (tmp_path / "mirror").mkdir()
+    assert get(remote(server, "x"), mirror=tmp_path / "mirror").read_bytes() == CONTENT
+    text = message(lambda: get(remote(server, "x"), mirror=tmp_path / "nowhere"))
+    assert "no such folder" in text
+
+
+# ------------------------------------------------------------------------ archives
+
+Member = tuple[str, bytes | tarfile.TarInfo]
+
+
+def tar(path: Path, *members: Member, mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as tape:  # type: ignore[call-overload]
+        for name, content in members:
+            info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info.name = name
+            data = b"" if isinstance(content, tarfile.TarInfo) else content
+            info.size = len(data)
+            tape.addfile(info, io.BytesIO(data))
+    return path
+
+
+def special(kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo()
+    info.type, info.linkname = kind, target
+    return info
+
+
+def zipped(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return path
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+CONTENTS = {"a.de": b"eins\n", "sub/b.en": b"two\n", "./c": b""}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz", "zip"])
+def test_a_good_archive_is_unpacked_once(tmp_path: Path, mode: str) -> None:
+    archive = tmp_path / "x"
+    if mode == "zip":
+        zipped(archive, *CONTENTS.items(), ("empty/", b""))
+    else:
+        tar(archive, *CONTENTS.items(), ("empty", special(tarfile.DIRTYPE)), mode=mode)
+    folder = unpack(archive, tmp_path / "out")
+    assert everything(folder) == {"a.de": b"eins\n", "sub/b.en": b"two\n", "c": b""}
+    (folder / "a.de").write_bytes(b"mine")
+    assert unpack(archive, folder) == folder
+    assert (folder / "a.de").read_bytes() == b"mine"
+
+
+BAD_NAMES = [
+    "../out.txt",
+    "a/../../out.txt",
+    "/out.txt",
+    "..\\out.txt",
+    "\\out.txt",
+    "c:out.txt",
+    "..",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("pack", [tar, zipped])
+def test_names_that_lead_out_are_refused(tmp_path: Path, name: str, pack: Any) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    archive = pack(inner / "x", ("good", b"1"), (name, b"2"))
+    before = everything(tmp_path)
+    text = message(lambda: unpack(archive, inner / "out"))
+    assert f"{archive}, member {name}" in text
+    assert "leads out" in text
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        special(tarfile.SYMTYPE, "/etc"),
+        special(tarfile.SYMTYPE, "good"),
+        special(tarfile.LNKTYPE, "good"),
+        special(tarfile.FIFOTYPE),
+        special(tarfile.CHRTYPE),
+        special(tarfile.BLKTYPE),
+    ],
+)
+def test_links_and_devices_are_refused(tmp_path: Path, member: tarfile.TarInfo) -> None:
+    archive = tar(tmp_path / "x.tgz", ("good", b"1"), ("odd", member), ("odd/file", b"2"))
+    text = message(lambda: unpack(archive, tmp_path / "out"))
+    assert f"{archive}, member odd" in text
+    assert "link or a device" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tgz"]
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+    info = zipfile.ZipInfo("odd")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    archive = zipped(tmp_path / "x.zip", (info, b"/etc"))
+    assert "member odd: refused, a link" in message(lambda: unpack(archive, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("pack", [tar, zipped])
+def test_bytes_and_files_are_limited(tmp_path: Path, pack: Any) -> None:
+    archive = pack(tmp_path / "x", ("a", bytes(600)), ("b", bytes(600)))
+    assert everything(unpack(archive, tmp_path / "1", most_bytes=1200))
+    text = message(lambda: unpack(archive, tmp_path / "2", most_bytes=1199))
+    assert "member b: refused, the files have more than 1199 bytes" in text
+    text = message(lambda: unpack(archive, tmp_path / "3", most_files=1))
+    assert "more than 1 files" in text
+    assert not (tmp_path / "2").exists()
+    assert not (tmp_path / "3").exists()
+
+
+def test_a_zip_that_lies_about_a_size_writes_no_more_than_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lying(_: Path) -> Any:
+        yield "a", "", 10, io.BytesIO(bytes(5000))
+
+    monkeypatch.setattr(downloads, "_members", lying)
+    archive = tmp_path / "x.zip"
+    archive.write_bytes(b"")
+    assert "more than 1000" in message(lambda: unpack(archive, tmp_path / "o", most_bytes=1000))
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x", ("a", b"1"), ("a", b"2"))
+    assert "twice" in message(lambda: unpack(archive, tmp_path / "out"))
+    archive = tar(tmp_path / "y", ("a", b"1"), ("a/b", b"2"))
+    assert str(archive) in message(lambda: unpack(archive, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pack", [tar, zipped])
+def test_damaged_archives(tmp_path: Path, pack: Any) -> None:
+    archive = pack(tmp_path / "x", ("a", os.urandom(5000)))
+    content = archive.read_bytes()
+    for damaged in (content[:2000], content[:2], b"", b"no archive at all" * 50):
+        archive.write_bytes(damaged)
+        text = message(lambda: unpack(archive, tmp_path / "out"))
+        assert str(archive) in text
+        assert not (tmp_path / "out").exists()
+
+
+def test_what_a_killed_process_left_is_no_archive(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x", ("a", b"1"))
+    (tmp_path / ".out.part").mkdir()
+    (tmp_path / ".out.part" / "half").write_bytes(b"?")
+    assert everything(unpack(archive, tmp_path / "out")) == {"a": b"1"}
+    assert not (tmp_path / ".out.part").exists()
+
+
+def test_paths_go_on_inside_archives(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x.tgz", ("t/a.de", b"eins\n"))
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert locate(plain, tmp_path / "u") == plain
+    assert locate(archive / "t" / "a.de", tmp_path / "u").read_bytes() == b"eins\n"
+    assert "has no member t/b.de" in message(lambda: locate(archive / "t/b.de", tmp_path / "u"))
+    assert "no such file" in message(lambda: locate(tmp_path / "none", tmp_path / "u"))
+    assert "no such file" in message(lambda: locate(tmp_path / "none/a.de", tmp_path / "u"))
