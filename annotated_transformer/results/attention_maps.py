@@ -25,7 +25,7 @@ from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.translation.grammar import LEXICON, Pair
-from annotated_transformer.translation.tokenizers import Tokenizer
+from annotated_transformer.translation.tokenizers import Tokenizer, cut, normal_blanks
 
 
 @contextmanager
@@ -434,6 +434,143 @@ def brackets(pair: Pair, least: int = 4, most: int = 99) -> Links:
         if least <= max(parts) - min(parts) <= most:
             found.add((max(parts), min(parts) + 1))  # the key stands one after the begin symbol
     return frozenset(found)
+
+
+SEPARABLE: Mapping[str, frozenset[str]] = {  # prefix: forms of verbs that it may belong to
+    prefix: frozenset(verbs.split())
+    for prefix, verbs in {
+        "ab": "hebt heben springt springen schüttelt schneidet wäscht wischt rasiert trocknet",
+        "an": "schaut schauen sieht sehen guckt gucken blickt blicken starrt starren zieht ziehen "
+        "bietet bieten hält halten feuert feuern lehnt",
+        "auf": "tritt treten führt führen hebt heben stellt stellen baut bauen passt räumt hängt "
+        "bläst sammelt wirbelt",
+        "aus": "ruht ruhen sieht sehen führt führen holt streckt strecken packt breitet steigt",
+        "ein": "kauft kaufen schläft schenkt schenken fängt taucht stellt nimmt nehmen",
+        "entlang": "geht gehen fährt fahren läuft laufen rennt rennen joggt reitet schiebt",
+        "fest": "hält halten",
+        "herum": "steht stehen sitzt sitzen geht gehen läuft laufen wirbelt springt springen liegt",
+        "herunter": "rutscht rutschen fährt fahren geht gehen springt läuft kommt",
+        "hinunter": "rutscht fährt fahren geht gehen läuft laufen springt gleitet",
+        "hoch": "hält halten klettert klettern springt springen hebt heben geht gehen",
+        "teil": "nimmt nehmen",
+        "vor": "bereitet bereiten führt führen liest lesen beugt",
+        "vorbei": "geht gehen fährt fahren läuft laufen rennt rennen reitet kommt",
+        "weg": "schaut schauen läuft geht fährt räumt",
+        "zu": "schaut schauen sieht sehen hört hören guckt bereitet bereiten winkt geht rennt",
+        "zurück": "lehnt blickt wirft schlägt kommt",
+    }.items()
+}
+
+
+def verb_of_prefix(words: Sequence[str], least: int = 4) -> tuple[int, int] | None:
+    """Find a German verb in two parts, whose prefix ends the sentence.
+
+    Args:
+        words: A sentence, cut into words and marks.
+        least: Fewest words from the verb to its prefix.
+
+    Returns:
+        The places of prefix and verb; ``None`` unless exactly one verb can be meant.
+
+    Defined in: book/results/attention_maps.md
+    """
+    if len(words) < 3 or words[-1] != "." or words[-2] not in SEPARABLE:
+        return None
+    prefix = len(words) - 2
+    verbs = [n for n, word in enumerate(words[:prefix]) if word in SEPARABLE[words[prefix]]]
+    return (prefix, verbs[0]) if len(verbs) == 1 and prefix - verbs[0] >= least else None
+
+
+def verb_links(text: str, tokenizer: Tokenizer, language: str = "de") -> Links:
+    """Decoder: the row that chooses a separated prefix, and the pieces of its verb.
+
+    Args:
+        text: A sentence.
+        tokenizer: Of which ``decode`` gives back what was encoded.
+        language: For spaCy's rules of what a word is.
+
+    Defined in: book/results/attention_maps.md
+    """
+    text = normal_blanks(text)
+    words = [word for word, _ in cut(text, language)]
+    found = verb_of_prefix(words)
+    if found is None:
+        return frozenset()
+    starts, place = [], 0
+    for word in words:
+        place = text.index(word, place)
+        starts.append(place)
+        place += len(word)
+    ids = tokenizer.encode(text)
+    ends = [len(tokenizer.decode(ids[: n + 1])) for n in range(len(ids))]
+
+    def pieces(word: int) -> list[int]:
+        first, last = starts[word], starts[word] + len(words[word])
+        return [n for n, end in enumerate(ends) if first < end <= last]
+
+    prefix, verb = map(pieces, found)
+    return frozenset((prefix[0], piece + 1) for piece in verb)  # keys: after the begin symbol
+
+
+def distant_verbs(
+    model: EncoderDecoder,
+    untrained: EncoderDecoder,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    texts: Mapping[Literal["val", "test"], Sequence[tuple[str, str]]],
+) -> dict[str, Any]:
+    """Measure how well one decoder head finds the verb of a separated prefix.
+
+    Args:
+        model: Writes German.
+        untrained: The same model before its training, to compare with.
+        tokenizers: Of source and target.
+        texts: Sentences with their German translations, to choose the head, and to measure it.
+
+    Returns:
+        The head, from zero; the number of verbs in each text; and the shares that were found
+        in ``test`` by the head, by chance, at the best distance, and before the training.
+
+    Raises:
+        ValueError: A text has no such verb.
+
+    Defined in: book/results/attention_maps.md
+    """
+    links: dict[str, dict[tuple[str, str], Links]] = {
+        split: {pair: found for pair in pairs if (found := verb_links(pair[1], tokenizers[1]))}
+        for split, pairs in texts.items()
+    }
+    wanted = {split: list(found.values()) for split, found in links.items()}
+
+    def best(maps: Mapping[str, Sequence[Tensor]]) -> tuple[tuple[int, int], float]:
+        shares = {split: hits(maps[split], wanted[split]) for split in wanted}
+        head = divmod(int(shares["val"].argmax()), shares["val"].size(1))
+        return head, shares["test"][head].item()
+
+    def decoder(of: EncoderDecoder) -> dict[str, list[Tensor]]:
+        return {
+            split: [maps.weights["decoder"] for maps in look(of, tokenizers, list(found))]
+            for split, found in links.items()
+        }
+
+    for split, there in wanted.items():
+        if not there:
+            raise ValueError(f"{split}: has no German verb in two parts")
+    trained = decoder(model)
+    back = {
+        split: [at_distances(w.size(2), w.size(3), range(1, 25)) for w in maps]
+        for split, maps in trained.items()
+    }
+    head, share = best(trained)
+    return {
+        "head": head,
+        "verbs": {split: len(found) for split, found in wanted.items()},
+        "shares": {
+            "head": share,
+            "chance": chance(trained["test"], wanted["test"], "decoder"),
+            "one distance": best(back)[1],
+            "untrained": best(decoder(untrained))[1],
+        },
+    }
 
 
 ARTICLES = frozenset({"the", "a", "an"})

@@ -22,6 +22,8 @@ from annotated_transformer.results import attention_maps
 from annotated_transformer.results.attention_maps import (
     BEHAVIOURS,
     NOUNS,
+    SEPARABLE,
+    Maps,
     alignment_error_rate,
     antecedents,
     article_nouns,
@@ -32,6 +34,7 @@ from annotated_transformer.results.attention_maps import (
     brackets,
     captured,
     chance,
+    distant_verbs,
     hits,
     live_heads,
     look,
@@ -41,6 +44,8 @@ from annotated_transformer.results.attention_maps import (
     silenced,
     stacked,
     translations,
+    verb_links,
+    verb_of_prefix,
 )
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.loop import batch_loss
@@ -590,3 +595,72 @@ def test_decoding_notices_a_silenced_head():
 
 def test_behaviours_have_names_and_parts():
     assert set(attention_maps.PLACES) == {part for part, _ in BEHAVIOURS}
+
+
+# Verbs in two parts, in real text
+
+PREFIXES = sorted(SEPARABLE)
+VERBS = sorted(set().union(*SEPARABLE.values()))
+WORDS = st.lists(st.sampled_from(["Sie", "es", "immer", "gern", *VERBS[:9]]), max_size=9)
+
+
+@given(words=WORDS, prefix=st.sampled_from(PREFIXES), least=st.integers(1, 6))
+def test_the_verb_of_a_prefix_is_the_only_one_that_fits(words, prefix, least):
+    fitting = [n for n, word in enumerate(words) if word in SEPARABLE[prefix]]
+    found = verb_of_prefix([*words, prefix, "."], least)
+    if len(fitting) == 1 and len(words) - fitting[0] >= least:
+        assert found == (len(words), fitting[0])
+    else:
+        assert found is None
+    assert verb_of_prefix([*words, prefix, "!"], least) is None
+    assert verb_of_prefix([*words, "Haus", "."], least) is None
+
+
+def captions(count=12):
+    objects = ["die alten Bilder", "den großen Hund", "ein Buch über Käse", "das Öl im Glas"]
+    verbs = [("schaut", "an"), ("führt", "vor"), ("nimmt", "ein")]
+    every = [(f"Sie {v} heute {o} {p}.", v, p) for o in objects for v, p in verbs]
+    return every[:count]
+
+
+@pytest.mark.parametrize("size", [265, 300, 330])
+def test_links_of_pieces_spell_the_verb_and_come_before_the_prefix(size):
+    tokenizer = BPETokenizer.train([text for text, *_ in captions()], size)
+    for text, verb, prefix in captions():
+        ids = tokenizer.encode(text)
+        links = sorted(verb_links(text, tokenizer))
+        assert tokenizer.decode([ids[key - 1] for _, key in links]).strip() == verb
+        (row,) = {row for row, _ in links}
+        assert tokenizer.decode(ids[row:]).strip() == f"{prefix}."
+    assert not verb_links("Sie schaut an.", tokenizer)
+
+
+def test_a_planted_head_finds_the_verbs(monkeypatch):
+    tokenizer = BPETokenizer.train([text for text, *_ in captions()], 300)
+    model, untrained = a_model(), a_model(seed=1)
+
+    def planted(of, tokenizers, pairs):
+        maps = []
+        for _, text in pairs:
+            n = len(tokenizer.encode(text)) + 1
+            weights = torch.rand(2, 4, n, n, generator=torch.Generator().manual_seed(n)).tril()
+            if of is model:
+                for row, key in verb_links(text, tokenizer):
+                    weights[1, 2, row, key] += 2
+            maps.append(Maps((), (), {"decoder": weights}))
+        return maps
+
+    monkeypatch.setattr(attention_maps, "look", planted)
+    pairs = [("", text) for text, *_ in captions()]
+    found = distant_verbs(
+        model, untrained, (tokenizer, tokenizer), {"val": pairs[:6], "test": pairs[6:]}
+    )
+    assert found["head"] == (1, 2)
+    assert found["verbs"] == {"val": 6, "test": 6}
+    assert found["shares"]["head"] == 1
+    assert found["shares"]["untrained"] < 1
+    assert 0 < found["shares"]["chance"] < 0.5
+    with pytest.raises(ValueError, match="test: has no German verb"):
+        distant_verbs(
+            model, untrained, (tokenizer, tokenizer), {"val": pairs, "test": [("", "Nein.")]}
+        )

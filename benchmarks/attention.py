@@ -1,0 +1,65 @@
+"""Measure on real text what the heads of a trained system look at.
+
+Which decoder head finds the verb of a separated German prefix, in the captions of Multi30k?
+The system must write German: ``annotated-transformer train --corpus multi30k --pair en-de``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from annotated_transformer.model.transformer import build_model
+from annotated_transformer.results.attention_maps import distant_verbs
+from annotated_transformer.translation.checkpoints import load_system
+from annotated_transformer.translation.corpora import load_corpus
+from annotated_transformer.translation.system import commit, processor, versions
+
+TESTS = ("test_2016_flickr", "test_2017_flickr")
+
+
+def main() -> None:
+    """Read the options, measure, print, write a record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of a training into German")
+    parser.add_argument("--mirror", type=Path, help="folder that holds the corpora's files")
+    parser.add_argument("--record", type=Path, help="write the figures into this JSON file")
+    options = parser.parse_args()
+    system = load_system(options.run)
+    source, target = (len(tokenizer) for tokenizer in system.tokenizers)
+    torch.manual_seed(0)
+    untrained = build_model(source, target, system.config)
+    pair = "-".join(system.languages)
+    texts = {
+        split: list(load_corpus("multi30k", pair, split, mirror=options.mirror))
+        for split in ("val", *TESTS)
+    }
+    found = distant_verbs(
+        system.model,
+        untrained,
+        system.tokenizers,
+        {"val": texts["val"], "test": [pair for split in TESTS for pair in texts[split]]},
+    )
+    print(json.dumps(found, indent=1))
+    if options.record:
+        record = {
+            "command": shlex.join(["python", "-m", "benchmarks.attention", *sys.argv[1:]]),
+            "commit": commit(),
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+            "hardware": processor(),
+            "versions": versions(),
+            "system": system.training.get("options", {}),
+            "text": {"choice": ["val"], "measure": list(TESTS)},
+            **found,
+        }
+        options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
