@@ -556,7 +556,8 @@ class Prepare:
         OmitArgPrefixes[Preparation], tyro.conf.arg(help="What is kept, and in how many pieces.")
     ] = field(default_factory=Preparation)
     corpus: str = "files"
-    """What to prepare, files, or a corpus that the package knows; it is downloaded."""
+    """files, grammar, multi30k, iwslt2014, iwslt2016, iwslt2017 or wmt14; the last five are
+    downloaded."""
     train_files: tuple[Path, ...] = ()
     """Source and target text, pair by pair; a path may go on inside a tar or zip archive."""
     valid_files: tuple[Path, Path] | None = None

@@ -81,7 +81,8 @@ class Training:
     """
 
     corpus: str = "grammar"
-    """What to learn from, grammar (embedded, needs no network), multi30k, files, or prepared."""
+    """What to learn from, grammar (embedded, needs no network), multi30k, iwslt2014, iwslt2016,
+    iwslt2017, files, or prepared."""
     pair: str = "de-en"
     """Source and target language."""
     preset: Literal["tiny", "base", "big"] = "tiny"
