@@ -46,10 +46,7 @@ from annotated_transformer.translation.cleaning import (
     fingerprints,
     stream_lines,
 )
-from annotated_transformer.translation.corpora import (
-    ParallelText,
-    read_parallel,
-)
+from annotated_transformer.translation.corpora import ParallelText, read_parallel
 from annotated_transformer.translation.downloads import CorpusError, sha256_of
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
@@ -58,6 +55,11 @@ from annotated_transformer.translation.tokenizers import (
     load_tokenizer,
     save_tokenizer,
 )
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_shard(
@@ -481,6 +483,19 @@ def prepare(
     """
     folder = Path(folder)
     plan = _plan(files, options)
+    with _alone(folder):
+        return _prepare(folder, files, options, plan, workers, progress, say)
+
+
+def _prepare(
+    folder: Path,
+    files: Files,
+    options: Preparation,
+    plan: dict[str, Any],
+    workers: int | None,
+    progress: bool,
+    say: Callable[[str], None],
+) -> Prepared:
     _check_plan(folder, plan, say)
     if (folder / "prepared.json").exists():
         shutil.rmtree(folder / "text", ignore_errors=True)
@@ -505,6 +520,29 @@ def prepare(
 
 def _json(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process, where the system has such locks.
+
+    Raises:
+        CorpusError: Another process holds it, or it cannot be made.
+
+    Defined in: book/translation/shards.md
+    """
+    if fcntl is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise CorpusError(f"{folder}: another process prepares it; wait for its end") from None
+    finally:
+        os.close(held)
 
 
 def _plan(files: Files, options: Preparation) -> dict[str, Any]:

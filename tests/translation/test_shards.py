@@ -550,3 +550,17 @@ def test_a_shard_of_another_corpus(tmp_path: Path, files: Any) -> None:
     run(tmp_path / "out", files)
     write_shard(tmp_path / "out" / "shards" / "train-00001.safetensors", [([5], [6])], 400)
     assert "another corpus" in message(lambda: Prepared(tmp_path / "out").text())
+
+
+def test_two_processes_do_not_prepare_one_folder(tmp_path: Path) -> None:
+    with shards._alone(tmp_path / "p"):
+        code = (
+            "import sys; from pathlib import Path;"
+            "from annotated_transformer.translation import shards\n"
+            "with shards._alone(Path(sys.argv[1])): pass"
+        )
+        words = [sys.executable, "-c", code, str(tmp_path / "p")]
+        second = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert "another process prepares it" in second.stderr
+    with shards._alone(tmp_path / "p"):
+        pass
