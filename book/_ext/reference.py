@@ -66,10 +66,13 @@ def link_origin(
 def public_bases(
     app: Sphinx, name: str, obj: object, options: object, bases: list[type | str]
 ) -> None:
-    """Name PyTorch's layers as its documentation does: ``torch.nn.Linear``."""
+    """Name PyTorch's layers as its documentation does, torchtext's classes without a link."""
     for i, base in enumerate(bases):
-        if getattr(base, "__module__", "").startswith("torch.nn.modules."):
+        module = getattr(base, "__module__", "")
+        if module.startswith("torch.nn.modules."):
             bases[i] = f":py:class:`torch.nn.{base.__name__}`"
+        elif module.startswith("torchtext."):
+            bases[i] = f"``{module}.{base.__name__}``"
 
 
 def quiet(app: Sphinx, domain: Domain | None, node: pending_xref) -> bool | None:
