@@ -151,14 +151,15 @@ def read_segments(path: str | Path) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     document = ""
     for tag in TAGS.finditer(text):
-        line = text.count("\n", 0, tag.start()) + 1
         if tag["doc"] is not None:
             document = tag["doc"]
         elif tag["open"] or "<seg" in tag["text"].lower():
+            line = text.count("\n", 0, tag.start()) + 1
             raise CorpusError(
                 f"{path}, line {line}: a segment without its beginning or end; fetch the file again"
             )
         elif (name := f"{document}/{tag['id']}") in found:
+            line = text.count("\n", 0, tag.start()) + 1
             raise CorpusError(f"{path}, line {line}: segment {name} is there twice")
         else:
             found[name] = " ".join(html.unescape(tag["text"]).split("\n")).strip()
