@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     system = load_system(options.run)
     source, target = (len(tokenizer) for tokenizer in system.tokenizers)
-    torch.manual_seed(0)
+    torch.manual_seed(system.training.get("options", {}).get("seed", 0))
     untrained = build_model(source, target, system.config)
     pair = "-".join(system.languages)
     texts = {

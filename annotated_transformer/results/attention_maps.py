@@ -512,6 +512,15 @@ def verb_links(text: str, tokenizer: Tokenizer, language: str = "de") -> Links:
     return frozenset((prefix[0], piece + 1) for piece in verb)  # keys: after the begin symbol
 
 
+def at_places(n: int, m: int, places: int) -> Tensor:
+    """Return maps ``(1, places, n, m)`` in which every query looks at one place from the left.
+
+    Defined in: book/results/attention_maps.md
+    """
+    keys = torch.arange(places).clamp(max=m - 1)
+    return F.one_hot(keys, m).float().unsqueeze(1).expand(-1, n, -1).unsqueeze(0)
+
+
 def distant_verbs(
     model: EncoderDecoder,
     untrained: EncoderDecoder,
@@ -528,7 +537,8 @@ def distant_verbs(
 
     Returns:
         The head, from zero; the number of verbs in each text; and the shares that were found
-        in ``test`` by the head, by chance, at the best distance, and before the training.
+        in ``test`` by the head, by chance, at the best distance, at the best place from the
+        left, and before the training.
 
     Raises:
         ValueError: A text has no such verb.
@@ -560,6 +570,10 @@ def distant_verbs(
         split: [at_distances(w.size(2), w.size(3), range(1, 25)) for w in maps]
         for split, maps in trained.items()
     }
+    left = {
+        split: [at_places(w.size(2), w.size(3), 24) for w in maps]
+        for split, maps in trained.items()
+    }
     head, share = best(trained)
     return {
         "head": head,
@@ -568,6 +582,7 @@ def distant_verbs(
             "head": share,
             "chance": chance(trained["test"], wanted["test"], "decoder"),
             "one distance": best(back)[1],
+            "one place": best(left)[1],
             "untrained": best(decoder(untrained))[1],
         },
     }

@@ -99,8 +99,12 @@ class MyIterator(TorchtextIterator):  # type: ignore[misc]
     ) -> None:
         self.batches: Any = []
         self.pool = max(1, round(batch_size * pool))
-        options = {"repeat": False, "sort_key": lambda x: (len(x.src), len(x.trg)), **options}
-        super().__init__(dataset, batch_size, batch_size_fn=BatchSize(), **options)
+        usual = {
+            "batch_size_fn": BatchSize(),
+            "repeat": False,
+            "sort_key": lambda x: (len(x.src), len(x.trg)),
+        }
+        super().__init__(dataset, batch_size, **{**usual, **options})
 
     def create_batches(self) -> None:
         """Cut one epoch."""

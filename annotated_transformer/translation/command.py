@@ -575,7 +575,10 @@ class Prepare:
         """Find the files of each split, downloading or unpacking them where that is needed."""
         pair = languages(self.preparation.pair)
         if self.corpus != "files":
-            folder, progress = self.out / "corpus", not self.quiet
+            if self.train_files or self.valid_files or self.test_files:
+                raise UsageError(f"--corpus {self.corpus} brings its files: give no others")
+            folder = self.out / "corpus" / f"{self.corpus}-{self.preparation.pair}"
+            progress = not self.quiet
             return known_files(self.corpus, pair, folder, mirror=self.mirror, progress=progress)
         paths = [locate(path, self.out / "unpacked") for path in self.train_files]
         if not paths or len(paths) % 2 or self.valid_files is None:

@@ -62,8 +62,8 @@ class ParallelText:
         return iter(zip(self.source, self.target, strict=True))
 
     def head(self, size: int) -> "ParallelText":
-        """Return the first pairs."""
-        return replace(self, source=self.source[:size], target=self.target[:size])
+        """Return the first pairs; of lines that were left out, nothing is said any more."""
+        return replace(self, source=self.source[:size], target=self.target[:size], blank=())
 
     def report(self) -> str:
         """Say how many lines were left out and the first of them, if any were."""
@@ -128,8 +128,8 @@ def _read_bytes(path: Path) -> bytes:
 
 
 TAGS = re.compile(
-    r"""<doc\b[^>]*?\bdocid\s*=\s*["']?(?P<doc>[^"'>]*)|"""
-    r"""<seg\b[^>]*?\bid\s*=\s*["']?(?P<id>\w+)["']?[^>]*>(?P<text>.*?)</seg\s*>|"""
+    r"""<doc\b[^<>]*?\bdocid\s*=\s*(?P<doc>"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)|"""
+    r"""<seg\b[^<>]*?\bid\s*=\s*["']?(?P<id>[^\s"'<>]+)["']?[^<>]*>(?P<text>.*?)</seg\s*>|"""
     r"""(?P<open></?seg\b)""",
     re.DOTALL | re.IGNORECASE,
 )
@@ -152,7 +152,7 @@ def read_segments(path: str | Path) -> list[tuple[str, str]]:
     document = ""
     for tag in TAGS.finditer(text):
         if tag["doc"] is not None:
-            document = tag["doc"]
+            document = tag["doc"].strip("\"'")
         elif tag["open"] or "<seg" in tag["text"].lower():
             line = text.count("\n", 0, tag.start()) + 1
             raise CorpusError(

@@ -94,6 +94,20 @@ def is_page(head: bytes) -> bool:
     return start.startswith((b"<!doctype html", b"<html"))
 
 
+def _unlikely(path: Path, page: bool) -> str:
+    """Return why a file of which nothing is known cannot be it; empty if it may be.
+
+    Defined in: book/translation/downloads.md
+    """
+    with path.open("rb") as file:
+        start = file.read(2)
+    if page:
+        return "it is an HTML page, not the data"
+    if path.name.removesuffix(".part").endswith((".gz", ".tgz")) and start != b"\x1f\x8b":
+        return "it is not gzipped"
+    return "" if start else "it is empty"
+
+
 def _difference(path: Path, file: RemoteFile) -> str:
     """Return how a file differs from what it must be; empty if it does not.
 
@@ -106,8 +120,10 @@ def _difference(path: Path, file: RemoteFile) -> str:
         found = _digest(path, kind) if expected else ""
     except OSError as error:
         return f"it cannot be read ({error.strerror or error})"
+    if not expected:
+        return _unlikely(path, page)
     if found == expected:
-        return "it is an HTML page, not the data" if page and not expected else ""
+        return ""
     wanted = f"{file.size} bytes with {kind}" if file.size else kind
     got = "an HTML page of" if page else "found"
     return f"expected {wanted} {expected}, {got} {path.stat().st_size} bytes with {found}"
@@ -210,7 +226,9 @@ def _download_anywhere(
     Defined in: book/translation/downloads.md
     """
     failures = []
-    for url in file.urls:
+    for number, url in enumerate(file.urls):
+        if number or not (file.sha256 or file.md5):
+            part.unlink(missing_ok=True)  # what another address began may be another file
         for attempt in range(attempts):
             if attempt:
                 time.sleep(wait * 2 ** (attempt - 1))
@@ -260,18 +278,23 @@ def _download(url: str, file: RemoteFile, part: Path, progress: bool, timeout: f
             elif error.code < 500 and error.code not in (408, 429):
                 raise _UnusableError(f"the server answers {error.code} {error.reason}") from None
             raise OSError(f"the server answers {error.code} {error.reason}") from None
+    except ValueError as error:  # an address, here or in a redirect, that is none
+        raise _UnusableError(f"no address ({error})") from None
     with response:
         resumed = f"bytes {held}-" in response.headers.get("Content-Range", "")
         if response.status != 206 or not resumed:
             held = 0  # the server sends the file from its beginning
-        announced = int(response.headers.get("Content-Length") or 0)
+        begun = held > 0
+        length = response.headers.get("Content-Length") or ""
+        announced = int(length) if length.isdecimal() else 0
         size = held + announced if announced else file.size
         _receive(response, part, held, file.size or size, progress)
     if part.stat().st_size < min(size, file.size or size):
         raise OSError(f"the connection broke after {part.stat().st_size} of {size} bytes")
     if found := _difference(part, file):
         part.unlink()
-        raise _UnusableError(f"other bytes than expected: {found}")
+        failure = f"other bytes than expected: {found}"
+        raise OSError(failure) if begun else _UnusableError(failure)  # perhaps its beginning
 
 
 def _receive(
@@ -388,7 +411,8 @@ def unpack(
     except DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorpusError(
-            f"{archive}: not a tar or zip archive, or a damaged one ({reason}); fetch it again"
+            f"{archive}: not a tar or zip archive, or a damaged one ({reason}); delete it, and "
+            "fetch it again"
         ) from None
     except OSError as error:
         raise CorpusError(
@@ -453,7 +477,8 @@ def locate(path: str | Path, unpacked: str | Path) -> Path:
             raise CorpusError(f"{path}: no such file; check the path")
         return path
     inside = path.relative_to(archive)
-    found = unpack(archive, Path(unpacked) / archive.name) / inside
+    key = f"{archive.name}-{sha256_of(archive)[:16]}"  # another archive of this name is another
+    found = unpack(archive, Path(unpacked) / key) / inside
     if not found.is_file():
         raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
     return found

@@ -51,6 +51,9 @@ def test_a_pool_is_sorted_by_length() -> None:
     data = dataset([(n % 7 + 1, n % 5 + 1) for n in range(100)])
     iterator = MyIterator(data, 60, train=True)
     iterator.init_epoch()
+    cut = [[(len(p.src), len(p.trg)) for p in batch] for batch in iterator.batches]
+    assert cut != sorted(cut)  # the batches are shuffled
+    iterator.init_epoch()
     keys = sorted([(len(p.src), len(p.trg)) for p in batch] for batch in iterator.batches)
     assert [key for batch in keys for key in batch] == sorted(key for b in keys for key in b)
 

@@ -154,6 +154,7 @@ def test_translate_and_evaluate_are_parsed() -> None:
         ("train --prepared p --corpus grammar", "go together"),
         ("train --prepared nowhere", "nowhere: not prepared"),
         ("prepare p", "--train-files"),
+        ("prepare p --corpus grammar --train-files a b", "brings its files: give no others"),
         ("prepare p --corpus wmt99", "--corpus wmt99: choose among files, grammar"),
         ("prepare p --corpus multi30k --pair de-xx", "no language pair 'de-xx'"),
         ("prepare p --vocabulary 0", "--vocabulary 0"),

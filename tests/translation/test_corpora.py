@@ -1,5 +1,6 @@
 """Tests of the readers, of the downloads, and of the one door to all corpora."""
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -211,6 +212,22 @@ def test_broken_segments_name_their_line(text: str, words: str, tmp_path: Path) 
     assert "\n" not in str(error.value)
 
 
+def test_names_without_quotes_and_with_points(tmp_path: Path) -> None:
+    path = tmp_path / "set.sgm"
+    path.write_text(
+        "<doc docid=a sysid=src><seg id=1.1>x</seg><seg id='1.2'>y</seg></doc>"
+        '<doc sysid="ref" docid="b c"><seg id="1">z</seg></doc>'
+    )
+    assert [name for name, _ in read_segments(path)] == ["a/1.1", "a/1.2", "b c/1"]
+
+
+def test_tags_without_end_cost_no_more_than_others(tmp_path: Path) -> None:
+    path = tmp_path / "set.sgm"
+    path.write_text("<doc " * 50_000)  # quadratic time would be minutes
+    with pytest.raises(CorpusError, match="has no <seg>"):
+        read_segments(path)
+
+
 def test_segments_must_have_the_same_names(tmp_path: Path) -> None:
     for language, numbers in (("de", "123"), ("en", "124")):
         rows = [(n, f"{language} {n}") for n in numbers]
@@ -252,6 +269,7 @@ def test_files_are_named_with_their_checksums(tmp_path: Path) -> None:
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (source, target)
     }
     assert len(text.head(0)) == 0
+    assert dataclasses.replace(text, blank=(2,)).head(1).report() == ""
 
 
 # ---------------------------------------------------------------------- one door

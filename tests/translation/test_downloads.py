@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import random
+import re
 import stat
 import tarfile
 import threading
@@ -195,8 +196,9 @@ def test_wrong_bytes_then_second_source(server: Server, get: Callable[..., Path]
 
 def test_a_longer_file_is_not_read_to_its_end(server: Server, get: Callable[..., Path]) -> None:
     server.contents["long"] = CONTENT + bytes(50_000_000)
-    server.contents["good"] = CONTENT
-    assert get(remote(server, "long", "good")).read_bytes() == CONTENT
+    text = message(lambda: get(remote(server, "long")))
+    (found,) = re.findall(r"found (\d+) bytes", text)
+    assert len(CONTENT) < int(found) <= len(CONTENT) + 65536
 
 
 def test_missing_then_second_source(server: Server, get: Callable[..., Path]) -> None:
@@ -238,6 +240,53 @@ def test_a_file_that_is_known_by_its_md5(
     text = message(lambda: get(file))
     assert f"expected md5 {file.md5}" in text
     assert not path.with_name("x.gz.part").exists()
+
+
+def test_what_one_address_began_is_not_continued_at_another(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    server.contents["bad"] = bytes(len(CONTENT))
+    server.breaks["bad"] = [100_000]
+    server.contents["good"] = CONTENT
+    file = remote(server, "bad", "good")
+    assert get(file, attempts=1).read_bytes() == CONTENT
+    assert [wanted for path, wanted in server.requests if path == "good"] == [None]
+
+
+def test_a_wrong_beginning_is_begun_again_at_the_only_address(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"] = CONTENT
+    part = tmp_path / "cache/c/x.gz.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(500))
+    assert get(remote(server, "x")).read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.requests] == ["bytes=500-", None]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(b"", "empty|not gzipped"), (b'{"error": 1}', "not gzipped")]
+)
+def test_of_a_file_of_which_nothing_is_known_some_are_refused(
+    content: bytes, expected: str, server: Server, get: Callable[..., Path]
+) -> None:
+    server.contents["x"] = content
+    assert re.search(expected, message(lambda: get(RemoteFile("c/x.tgz", (server.url("x"),)))))
+
+
+def test_an_address_that_is_none(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["good"] = CONTENT
+    file = dataclasses.replace(remote(server, "good"), urls=("http://[x/", server.url("good")))
+    assert get(file).read_bytes() == CONTENT
+
+
+def test_archives_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    found = []
+    for folder, text in (("old", b"one"), ("new", b"two"), ("old", b"three")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        tar(tmp_path / folder / "x.tgz", ("a.de", text))
+        found.append(locate(tmp_path / folder / "x.tgz" / "a.de", tmp_path / "u").read_bytes())
+    assert found == [b"one", b"two", b"three"]
 
 
 def test_a_file_of_which_nothing_is_known(
