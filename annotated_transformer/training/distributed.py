@@ -48,7 +48,7 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """The device of this process: its GPU where there are any."""
+        """The device of this process, its own GPU where there are any."""
         if torch.cuda.is_available():
             return torch.device("cuda", self.local)
         return torch.device("cpu")
