@@ -74,6 +74,8 @@ def plain_is_faster(query: Tensor, key: Tensor) -> bool:
 
     Defined in: book/model/attention.md
     """
+    if torch.compiler.is_compiling():  # it has a way of its own
+        return False
     through_onednn = torch.get_float32_matmul_precision() != "highest"
     short = query.size(-2) > 1 and key.size(-2) <= SHORT
     return query.device.type == "cpu" and through_onednn and short

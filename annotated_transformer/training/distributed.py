@@ -11,18 +11,24 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.training.loop import Progress, batch_loss
+from annotated_transformer.training.loop import Progress
+from annotated_transformer.training.precision import Arithmetic, LossOf, NonFiniteError, step
+
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,18 @@ class World:
         numbers = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(numbers)
         return [float(number) for number in numbers.tolist()]
+
+    def wait(self) -> None:
+        """Go on when all processes have come here."""
+        self.total(0.0)
+
+    def gather(self, state: Tensor) -> list[Tensor]:
+        """Return a tensor of each process, all of one shape, in the order of ranks."""
+        if self.size == 1:
+            return [state]
+        found = [torch.empty_like(state, device=self.device) for _ in range(self.size)]
+        dist.all_gather(found, state.to(self.device))
+        return [tensor.to(state.device) for tensor in found]
 
 
 @contextlib.contextmanager
@@ -103,45 +121,103 @@ def share(batch: Batch, world: World) -> Batch:
     lengths = batch.src_keep.sum(dim=1) + batch.tgt_keep.sum(dim=1)
     rows = lengths.argsort(descending=True, stable=True)[world.rank :: world.size]
     if not len(rows):
-        idle = tgt[:1].clone()
-        idle[:, 1:] = batch.pad
-        return Batch(batch.src[:1], idle, batch.pad)
+        return idle(batch)
     src, tgt = batch.src[rows], tgt[rows]
     m, n = ((side != batch.pad).sum(dim=1).max() for side in (src, tgt))
     return Batch(src[:, :m], tgt[:, :n], batch.pad)
 
 
-class LossOf(nn.Module):
-    """A model with its loss, so that the whole of it runs as one forward pass.
-
-    Args:
-        model: Shares its parameters with this module.
+def idle(batch: Batch) -> Batch:
+    """Return the first sentence of a batch, with nothing to predict.
 
     Defined in: book/training/distributed.md
     """
-
-    def __init__(self, model: EncoderDecoder) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch, smoothing: float, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return what ``batch_loss`` returns."""
-        return batch_loss(self.model, batch, smoothing, tokens)
+    tgt = torch.cat([batch.tgt, batch.tgt_y[:, -1:]], dim=1)[:1].clone()
+    tgt[:, 1:] = batch.pad
+    return Batch(batch.src[:1], tgt, batch.pad)
 
 
-def replicate(model: EncoderDecoder, world: World) -> nn.Module:
+def own_shares(
+    groups: Sequence[Group], make: Callable[[Group], Batch], world: World
+) -> list[Batch]:
+    """Return this process's part of an update; each process gets equally many batches.
+
+    Args:
+        groups: What the micro-batches of the update are made from.
+        make: Makes one.
+        world: Who shares them.
+
+    Defined in: book/training/distributed.md
+    """
+    even = len(groups) // world.size * world.size
+    whole = [make(group) for group in groups[world.rank : even : world.size]]
+    return whole + [share(make(group), world) for group in groups[even:]]
+
+
+def replicate(
+    model: EncoderDecoder,
+    world: World,
+    arithmetic: Arithmetic | None = None,
+    *,
+    compiler: str | Callable[..., Any] | None = None,
+    pieces: bool = False,
+) -> nn.Module:
     """Return the loss of a model, connected with those of the other processes.
 
     All begin with the weights of rank 0. The model itself stays the one to save and to use.
+    Make the optimizer afterwards.
 
     Args:
         model: On the device of the world.
         world: Who trains.
+        arithmetic: In which numbers; float32 unless given.
+        compiler: Backend of ``torch.compile``; not compiled unless given.
+        pieces: Let each process hold only its piece of the weights (FSDP2).
+
+    Raises:
+        ValueError: One process alone cannot hold pieces, nor are pieces compiled.
 
     Defined in: book/training/distributed.md
     """
-    loss = LossOf(model)
-    return loss if world.size == 1 else DistributedDataParallel(loss)
+    loss = LossOf(model, arithmetic, compiler)
+    if not pieces:
+        return loss if world.size == 1 else DistributedDataParallel(loss)
+    if world.size == 1 or compiler is not None:
+        raise ValueError("pieces of a model: for several processes, not compiled")
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), 0)
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        fully_shard(layer)
+    return fully_shard(loss)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Put the pieces of a tensor together; all processes must take part.
+
+    Defined in: book/training/distributed.md
+    """
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def parted(tensor: Tensor, like: Tensor) -> Tensor:
+    """Cut a whole tensor, the same in each process, as another one is cut.
+
+    Defined in: book/training/distributed.md
+    """
+    if not isinstance(like, DTensor):
+        return tensor
+    tensor = tensor.to(like.device)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def loss_of(replica: nn.Module) -> LossOf:
+    """Return the module that ``replicate`` connected.
+
+    Defined in: book/training/distributed.md
+    """
+    found = replica.module if isinstance(replica, DistributedDataParallel) else replica
+    assert isinstance(found, LossOf)
+    return found
 
 
 def update_together(
@@ -151,46 +227,77 @@ def update_together(
     world: World,
     schedule: LRScheduler | None = None,
     smoothing: float = 0.0,
-) -> Progress:
+    *,
+    clip: float | None = None,
+) -> tuple[Progress, float]:
     """Make one update from the shares of all processes, as if they were one batch.
 
     Args:
         replica: Of ``replicate``.
-        batches: This process's shares, one of each micro-batch of the update.
+        batches: This process's shares, equally many in each process.
         optimizer: Of this process; all make the same step.
         world: Who takes part.
         schedule: Sets the rate; it counts updates.
         smoothing: ε of label smoothing.
+        clip: Greatest length of the gradient; any unless given.
 
     Returns:
-        What the update came to, over all processes.
+        What the update came to, over all processes, and the length of its gradient before
+        clipping. With loss scaling that may be infinite: then the weights are as before.
 
     Raises:
-        FloatingPointError: The loss is not a finite number, in any process; the weights are as
+        NonFiniteError: Loss or gradient are not finite, in any process; the weights are as
             before.
         ValueError: There is no target token to learn from.
 
     Defined in: book/training/distributed.md
     """
-    start, nll, total = time.perf_counter(), 0.0, 0.0
+    start = time.perf_counter()
+    arithmetic, sums = loss_of(replica).arithmetic, torch.zeros(2, dtype=torch.float64)
     (tokens,) = world.total(sum(batch.ntokens for batch in batches))
     if not tokens:
         raise ValueError("an update needs at least one target token")
     for number, batch in enumerate(batches, 1):
-        waits = world.size > 1 and number < len(batches)
+        waits = isinstance(replica, DistributedDataParallel) and number < len(batches)
         with replica.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-            loss, batch_nll = replica(batch, smoothing, int(tokens))
-            (loss * world.size).backward()
-        nll += batch_nll.item()
-        total += loss.item()
-    nll, total = world.total(nll, total)
-    if not (math.isfinite(nll) and math.isfinite(total)):
+            loss, nll = replica(batch, smoothing, int(tokens))
+            (loss * (world.size * arithmetic.factor)).backward()
+        sums = sums.to(loss.device) + torch.stack([nll, loss.detach().double()])
+    nll_sum, total = world.total(*sums.tolist())
+    if not (math.isfinite(nll_sum) and math.isfinite(total)):
         optimizer.zero_grad()
-        raise FloatingPointError(
-            f"the loss of an update of {tokens:.0f} tokens is {total}: lower the learning rate"
-        )
-    optimizer.step()
-    optimizer.zero_grad()
+        raise NonFiniteError(total, math.nan, int(tokens))
+    norm = step(optimizer, arithmetic, clip)
+    if not math.isfinite(norm) and arithmetic.scale is None:
+        raise NonFiniteError(total, norm, int(tokens))
     if schedule is not None:
         schedule.step()
-    return Progress(nll, int(tokens), time.perf_counter() - start)
+    return Progress(nll_sum, int(tokens), time.perf_counter() - start), norm
+
+
+@torch.no_grad()
+def evaluate_together(
+    replica: nn.Module, groups: Sequence[Group], make: Callable[[Group], Batch], world: World
+) -> Progress:
+    """Return the negative log-likelihood of batches in evaluation mode, over all processes.
+
+    Args:
+        replica: Of ``replicate``.
+        groups: What the batches are made from, the same in each process.
+        make: Makes one.
+        world: Who takes part.
+
+    Defined in: book/training/distributed.md
+    """
+    loss, start = loss_of(replica), time.perf_counter()
+    training = loss.training
+    loss.eval()
+    nll, tokens = 0.0, 0
+    for first in range(0, len(groups), world.size):
+        own = groups[first + world.rank :][:1]
+        batch = make(own[0]) if own else idle(make(groups[0]))
+        nll += loss(batch, 0.0, 1)[1].item()
+        tokens += batch.ntokens
+    loss.train(training)
+    nll, total = world.total(nll, tokens)
+    return Progress(nll, int(total), time.perf_counter() - start)

@@ -119,6 +119,17 @@ class LabelSmoothing(nn.Module):
 ROWS = 512  # rows of logits that are held at a time
 
 
+def product_type(x: Tensor) -> torch.dtype:
+    """Return the type in which products with ``x`` are computed: autocast may lower it.
+
+    Defined in: book/training/regularization.md
+    """
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Loss and gradients in one pass: logits of a chunk live only until the next one.
 
@@ -135,15 +146,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         scale: float,
         learn: bool,
+        low: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         size = weight.size(0)
+        plain = low == x.dtype
+        inner = scale if plain else 1.0  # small numbers would vanish in float16
+        matrix = weight.to(low)
         grad_x, grad_w = torch.empty_like(x), torch.zeros_like(weight)
         grad_b = torch.zeros_like(bias)
         loss = x.new_zeros((), dtype=torch.float64)
         nll = x.new_zeros((), dtype=torch.float64)
         for start in range(0, x.size(0), ROWS):
-            rows, gold = x[start : start + ROWS], target[start : start + ROWS].unsqueeze(1)
-            z = torch.addmm(bias, rows, weight.t())  # (chunk, size)
+            gold = target[start : start + ROWS].unsqueeze(1)
+            rows = x[start : start + ROWS].to(low)
+            z = torch.addmm(bias, rows, matrix.t()) if plain else (rows @ matrix.t()) + bias
             z -= z.amax(dim=1, keepdim=True)
             right, total = z.gather(1, gold).double().sum(), z.sum(dim=1).double().sum()
             z.exp_()
@@ -153,24 +169,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss += log_norm - (1 - smoothing) * right - smoothing / size * total
             if not learn:
                 continue
-            # gradient of the logits: (softmax - smoothed target) * scale
-            z.mul_(scale / norm)
+            # gradient of the logits: (softmax - smoothed target) * inner
+            z.mul_(inner / norm)
             if smoothing:
-                z.sub_(scale * smoothing / size)
-            z.scatter_add_(1, gold, z.new_full(gold.shape, scale * (smoothing - 1)))
-            torch.mm(z, weight, out=grad_x[start : start + ROWS])
-            grad_w.addmm_(z.t(), rows)
+                z.sub_(inner * smoothing / size)
+            z.scatter_add_(1, gold, z.new_full(gold.shape, inner * (smoothing - 1)))
             grad_b += z.sum(dim=0)
+            if plain:
+                torch.mm(z, weight, out=grad_x[start : start + ROWS])
+                grad_w.addmm_(z.t(), rows)
+            else:
+                z = z.to(low)
+                grad_x[start : start + ROWS] = z @ matrix
+                grad_w += z.t() @ rows  # added up in full precision
         ctx.save_for_backward(grad_x, grad_w, grad_b)
+        ctx.outer = scale / inner
         return (loss * scale).to(x.dtype), nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        grads = ctx.saved_tensors
-        if grad != 1:
-            grads = tuple(g * grad for g in grads)
-        return (*grads, None, None, None, None)
+        grads, factor = ctx.saved_tensors, grad * ctx.outer
+        if factor != 1:
+            grads = tuple(g * factor for g in grads)
+        return (*grads, None, None, None, None, None)
 
 
 def linear_cross_entropy(
@@ -195,7 +217,9 @@ def linear_cross_entropy(
 
     Defined in: book/training/regularization.md
     """
-    loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        x, projection.weight, projection.bias, target, smoothing, scale, torch.is_grad_enabled()
-    )
+    low, learn = product_type(x), torch.is_grad_enabled()
+    with torch.autocast(x.device.type, enabled=False):  # it chooses its types itself
+        loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            x, projection.weight, projection.bias, target, smoothing, scale, learn, low
+        )
     return loss, nll.detach()

@@ -19,12 +19,14 @@ from annotated_transformer.notation import PAD
 from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.training.distributed import (
     World,
+    evaluate_together,
+    own_shares,
     replicate,
     share,
     together,
     update_together,
 )
-from annotated_transformer.training.loop import update
+from annotated_transformer.training.loop import evaluate, update
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 
 Sentences = list[list[list[int]]]  # sources and targets
@@ -68,6 +70,31 @@ def test_shares_are_all_of_the_batch_and_even(pairs: Any, size: int) -> None:
         assert part.tgt_keep.any(0).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 9), size=st.integers(1, 4))
+def test_micro_batches_are_dealt_out_and_all_have_equally_many(count: int, size: int) -> None:
+    chance = torch.Generator().manual_seed(count)
+    batches = [make_batch(*drawn(3, chance)) for _ in range(count)]
+    parts = [own_shares(batches, lambda batch: batch, World(rank, size)) for rank in range(size)]
+    assert len({len(part) for part in parts}) == 1
+    dealt = itertools.chain(*(rows(batch) for part in parts for batch in part if batch.ntokens))
+    assert sorted(dealt) == sorted(itertools.chain(*map(rows, batches)))
+
+
+def test_measuring_leaves_the_mode_and_counts_idle_batches_as_nothing() -> None:
+    model, chance = a_model(), torch.Generator().manual_seed(3)
+    batches = [make_batch(*drawn(n, chance)) for n in (3, 5, 2)]
+    replica, exact = replicate(model.train(), World()), evaluate(model, batches)
+    found = evaluate_together(replica, batches, lambda batch: batch, World())
+    assert (found.nll, found.tokens) == (pytest.approx(exact.nll), exact.tokens)
+    assert model.training
+
+
+def test_pieces_need_several_processes() -> None:
+    with pytest.raises(ValueError, match="several processes"):
+        replicate(a_model(), World(), pieces=True)
+
+
 def test_an_idle_share_changes_nothing() -> None:
     model = a_model()
     idle = share(make_batch([[5]], [[6]]), World(1, 2))
@@ -90,7 +117,7 @@ def test_alone_it_is_the_update_of_the_loop() -> None:
     for _ in range(4):
         group = [make_batch(*drawn(n, chance)) for n in (3, 5)]
         one = update(models[0], group, optimizers[0], schedules[0], 0.1)
-        other = update_together(replica, group, optimizers[1], World(), schedules[1], 0.1)
+        other, _ = update_together(replica, group, optimizers[1], World(), schedules[1], 0.1)
         assert (one.nll, one.tokens) == (other.nll, other.tokens)
     assert schedules[0].last_epoch == schedules[1].last_epoch == 4
     for a, b in zip(*(model.parameters() for model in models), strict=True):
@@ -128,18 +155,21 @@ import torch.distributed as dist
 from torch import nn
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.training.batches import make_batch
-from annotated_transformer.training.distributed import replicate, share, together, update_together
+from annotated_transformer.training.distributed import (
+    evaluate_together, own_shares, replicate, together, update_together, whole)
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 
 torch.set_num_threads(1)
-groups, where = json.load(open(sys.argv[1])), sys.argv[2]
+groups, where, pieces = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3] == "pieces"
 sums = [0]
 with together() as world:
     torch.manual_seed(world.rank)  # the weights of rank 0 count
     model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).double()
-    replica, optimizer = replicate(model, world), make_adam(model)
+    replica = replicate(model, world, pieces=pieces)
+    optimizer = make_adam(model)
     schedule = noam_schedule(optimizer, 16, 0.1, 5)
-    if world.size > 1:
+    local = sum(getattr(p, 'to_local', lambda: p)().numel() for p in model.parameters())
+    if world.size > 1 and not pieces:
         def count(_, bucket):
             sums[0] += 1
             work = dist.all_reduce(bucket.buffer().div_(world.size), async_op=True)
@@ -147,31 +177,35 @@ with together() as world:
         replica.register_comm_hook(None, count)
     losses = []
     for group in groups:
-        shares = [share(make_batch(*sides), world) for sides in group]
-        made = update_together(replica, shares, optimizer, world, schedule, 0.1)
+        shares = own_shares(group, lambda sides: make_batch(*sides), world)
+        made, _ = update_together(replica, shares, optimizer, world, schedule, 0.1)
         losses.append(made.loss)
     tied = model.generator.proj.weight is model.src_embed[0].lut.weight
-    kept = [p.detach().clone() for p in model.parameters()]
+    measured = evaluate_together(replica, groups[0], lambda sides: make_batch(*sides), world)
+    kept = [whole(p.detach()).clone() for p in model.parameters()]
     if world.main:  # one process alone meets no number
-        nn.init.constant_(model.generator.proj.bias, float("nan"))
+        bias = model.generator.proj.bias
+        getattr(bias, 'to_local', lambda: bias)().detach().fill_(float("nan"))
     told = ""
     try:
         update_together(replica, shares, optimizer, world)
     except FloatingPointError as error:
         told = str(error)
     state = {"losses": losses, "sums": sums[0], "told": told, "updates": schedule.last_epoch,
-             "tied": tied, "weights": [w.flatten().tolist() for w in kept]}
+             "tied": tied, "local": local, "measured": [measured.nll, measured.tokens], "weights": [w.flatten().tolist() for w in kept]}
     with open(f"{where}.{world.rank}", "w") as file:
         json.dump(state, file)
 """
 
 
-def run(folder: Path, groups: list[list[Sentences]], size: int) -> list[dict[str, Any]]:
+def run(
+    folder: Path, groups: list[list[Sentences]], size: int, form: str = "copies"
+) -> list[dict[str, Any]]:
     """Run the program in several processes; return what each of them saw."""
     (folder / "program.py").write_text(PROGRAM)
     (folder / "groups.json").write_text(json.dumps(groups))
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    words += [str(folder / name) for name in ("program.py", "groups.json", "state")]
+    words += [str(folder / name) for name in ("program.py", "groups.json", "state")] + [form]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, check=False, env=environment
@@ -180,12 +214,16 @@ def run(folder: Path, groups: list[list[Sentences]], size: int) -> list[dict[str
     return [json.loads((folder / f"state.{rank}").read_text()) for rank in range(size)]
 
 
-@pytest.mark.parametrize(("size", "parts"), [(2, 3), (4, 1)])
-def test_processes_and_splits_give_the_same_weights(tmp_path: Path, size: int, parts: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "parts", "form"), [(2, 3, "copies"), (4, 1, "copies"), (2, 3, "pieces")]
+)
+def test_processes_and_splits_give_the_same_weights(
+    tmp_path: Path, size: int, parts: int, form: str
+) -> None:
     chance = torch.Generator().manual_seed(size)
     wholes = [drawn(int(torch.randint(3, 11, (), generator=chance)), chance) for _ in range(20)]
     split = [[[side[k::parts] for side in whole] for k in range(parts)] for whole in wholes]
-    states = run(tmp_path, split, size)
+    states = run(tmp_path, split, size, form)
 
     model = a_model()
     optimizer = make_adam(model)
@@ -193,12 +231,20 @@ def test_processes_and_splits_give_the_same_weights(tmp_path: Path, size: int, p
     losses = [
         update(model, [make_batch(*whole)], optimizer, schedule, 0.1).loss for whole in wholes
     ]
+    measured = evaluate(model, [make_batch(*wholes[0])])
     for state in states:
         assert state["losses"] == pytest.approx(losses, abs=1e-9)
+        assert state["measured"] == pytest.approx([measured.nll, measured.tokens], abs=1e-7)
         assert state["updates"] == 20
         assert "lower the learning rate" in state["told"]  # in the processes without nan as well
         for ours, whole in zip(state["weights"], model.parameters(), strict=True):
             assert ours == pytest.approx(whole.flatten().tolist(), abs=1e-9)
     assert states[0]["weights"] == states[-1]["weights"]
-    # once an update and bucket, not once a micro-batch; a small model has one or two buckets
-    assert states[0]["sums"] <= 2 * (20 + 1)
+    assert states[0]["tied"]
+    held = sum(p.numel() for p in model.parameters())
+    if form == "pieces":  # each holds about half
+        assert all(state["local"] < 0.6 * held for state in states)
+        assert sum(state["local"] for state in states) == held
+    else:  # once an update and bucket, not once a micro-batch; here are one or two buckets
+        assert states[0]["local"] == held
+        assert states[0]["sums"] <= 2 * (20 + 1)
