@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.model.transformer import ModelConfig
-
 SUSTAINED = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}
 
 
@@ -31,37 +29,6 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
     Defined in: book/results/machine_translation.md
     """
     return days * 24 * 3600 * gpus * SUSTAINED[gpu]
-
-
-def product_flops(config: ModelConfig, vocab: int, pairs: int, source: int, target: int) -> int:
-    """Return the operations of all matrix products in one training step.
-
-    Args:
-        config: Sizes of the model.
-        vocab: Tokens in the target vocabulary.
-        pairs: Sentence pairs in the batch.
-        source: Tokens of each source sentence.
-        target: Tokens of each target sentence.
-
-    Returns:
-        Operations; a multiplication and an addition are two. Forward and backward.
-
-    Defined in: book/results/machine_translation.md
-    """
-    d, h = config.d_model, config.h
-    keys, values = h * (config.d_k or d // h), h * (config.d_v or d // h)
-
-    def attention(queries: int, others: int) -> int:
-        projections = queries * d * (keys + values) + others * d * (keys + values)
-        return projections + queries * others * (keys + values)
-
-    def network(tokens: int) -> int:
-        return 2 * tokens * d * config.d_ff
-
-    encoder = attention(source, source) + network(source)
-    decoder = attention(target, target) + attention(target, source) + network(target)
-    forward = config.N * (encoder + decoder) + target * d * vocab  # multiplications
-    return pairs * forward * 2 * 3
 
 
 TRAINING = ("command", "commit", "date", "seed", "corpus", "options", "parameters", "hardware",

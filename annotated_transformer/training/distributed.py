@@ -188,7 +188,8 @@ def replicate(
         dist.broadcast(parameter.detach(), 0)
     for layer in (*model.encoder.layers, *model.decoder.layers):
         fully_shard(layer)
-    return fully_shard(loss)
+    fully_shard(loss)
+    return loss
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -192,7 +192,8 @@ with together() as world:
     except FloatingPointError as error:
         told = str(error)
     state = {"losses": losses, "sums": sums[0], "told": told, "updates": schedule.last_epoch,
-             "tied": tied, "local": local, "measured": [measured.nll, measured.tokens], "weights": [w.flatten().tolist() for w in kept]}
+             "tied": tied, "local": local, "measured": [measured.nll, measured.tokens],
+             "weights": [w.flatten().tolist() for w in kept]}
     with open(f"{where}.{world.rank}", "w") as file:
         json.dump(state, file)
 """
