@@ -480,7 +480,7 @@ def test_records_are_read_and_refused(tmp_path: Path) -> None:
         (tmp_path / "ladder-b.json").write_text(json.dumps(less))
         with pytest.raises(RecordError, match=rf"ladder-b\.json: has no {field};"):
             read_ladders(tmp_path)
-    for text in ("[]", "{", '"x"'):
+    for text in ("[]", "{", '"x"', "3"):
         (tmp_path / "ladder-b.json").write_text(text)
         with pytest.raises(RecordError, match=r"ladder-b\.json"):
             read_ladders(tmp_path)
