@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -67,9 +68,23 @@ class World:
         dist.all_reduce(numbers)
         return [float(number) for number in numbers.tolist()]
 
-    def wait(self) -> None:
-        """Go on when all processes have come here."""
-        self.total(0.0)
+    def main_first(self, work: Callable[[], Group]) -> Group:
+        """Do some work in the main process, then in the others; return its result in each.
+
+        Raises:
+            SystemExit: The work failed in the main process, which says why.
+        """
+        if self.main:
+            failed = True
+            try:
+                result = work()
+                failed = False
+            finally:
+                self.total(failed)
+            return result
+        if self.total(0.0)[0]:
+            raise SystemExit(2)
+        return work()
 
     def gather(self, state: Tensor) -> list[Tensor]:
         """Return a tensor of each process, all of one shape, in the order of ranks."""
@@ -96,7 +111,8 @@ def together() -> Iterator[World]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if cuda else "gloo")
+    patience = timedelta(hours=2)  # the others may have to wait for a download
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=patience)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), local)
     finally:

@@ -45,10 +45,11 @@ class Arithmetic:
         self.device = torch.device("cpu") if device is None else device
         if name not in get_args(Name):
             raise ValueError(f"precision {name}: choose among {', '.join(get_args(Name))}")
-        if name == "tf32":
-            if self.device.type != "cuda" or torch.cuda.get_device_capability(self.device) < (8, 0):
-                raise ValueError("precision tf32: needs an NVIDIA GPU of 2020 or later")
-            torch.set_float32_matmul_precision("high")
+        gpu = self.device.type == "cuda"
+        if name == "tf32" and not (gpu and torch.cuda.get_device_capability(self.device) >= (8, 0)):
+            raise ValueError("precision tf32: needs an NVIDIA GPU of 2020 or later")
+        if gpu:
+            torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         self.scale = LossScale() if name == "float16" else None
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -141,16 +142,17 @@ class NonFiniteError(FloatingPointError):
         loss: Of the update, per target token.
         norm: Length of its gradient.
         tokens: Its target tokens.
+        told: The whole message, where more is known.
 
     Defined in: book/training/precision.md
     """
 
-    def __init__(self, loss: float, norm: float, tokens: int) -> None:
+    def __init__(self, loss: float, norm: float, tokens: int, told: str = "") -> None:
         self.loss, self.norm, self.tokens = loss, norm, tokens
         what = f"loss of an update of {tokens} tokens is {loss}"
         if math.isfinite(loss):
             what = f"gradient of an update of {tokens} tokens has the length {norm}"
-        super().__init__(f"the {what}: lower the learning rate")
+        super().__init__(told or f"the {what}: lower the learning rate")
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from annotated_transformer.model.transformer import EncoderDecoder, ModelConfig, build_model
+from annotated_transformer.training.distributed import World, parted, whole
 from annotated_transformer.translation.tokenizers import (
     Tokenizer,
     TokenizerError,
@@ -130,9 +132,11 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the model's parameters by name; a shared one under its first name.
 
+    Where the model is in pieces, they are put together: all processes must take part.
+
     Defined in: book/translation/checkpoints.md
     """
-    return dict(model.named_parameters())
+    return {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
@@ -143,7 +147,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
 
     Defined in: book/translation/checkpoints.md
     """
-    own = weights(model)
+    own = dict(model.named_parameters())
     wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(wanted.keys() | found.keys()):
@@ -155,7 +159,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
             )
     with torch.no_grad():
         for name, parameter in own.items():
-            parameter.copy_(tensors[name])
+            parameter.copy_(parted(tensors[name], parameter))
 
 
 FORMAT = 1
@@ -307,49 +311,139 @@ def _load_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def save_training(
-    path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, data: Mapping[str, Any]
-) -> None:
-    """Save weights, the optimizer, the random state, and ``data``, atomically in one file.
+def training_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, world: World
+) -> dict[str, Tensor]:
+    """Return weights, the optimizer's memory, and the random state of each process.
+
+    All processes must take part.
 
     Defined in: book/translation/checkpoints.md
     """
     tensors = {f"model.{name}": tensor for name, tensor in weights(model).items()}
-    memory = optimizer.state_dict()
-    for number, state in memory["state"].items():
+    for number, state in optimizer.state_dict()["state"].items():
         for name, tensor in state.items():
-            tensors[f"optimizer.{number}.{name}"] = tensor
-    tensors["random"] = torch.get_rng_state()
-    save_tensors(path, tensors, {**data, "groups": memory["param_groups"]})
+            tensors[f"optimizer.{number}.{name}"] = whole(tensor)
+    for rank, state in enumerate(world.gather(torch.get_rng_state())):
+        tensors[f"random.{rank}"] = state
+    if world.device.type == "cuda":
+        for rank, state in enumerate(world.gather(torch.cuda.get_rng_state())):
+            tensors[f"random.{rank}.cuda"] = state
+    return tensors
+
+
+def save_training(
+    path: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Mapping[str, Any],
+    world: World | None = None,
+) -> None:
+    """Save weights, the optimizer, all random states, and ``data``, atomically in one file.
+
+    All processes must take part; the main one writes.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    world = World() if world is None else world
+    tensors = training_tensors(model, optimizer, world)
+    if world.main:
+        groups = optimizer.state_dict()["param_groups"]
+        save_tensors(path, tensors, {**data, "groups": groups, "processes": world.size})
 
 
 def load_training(
-    path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer
+    path: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Put everything back as :func:`save_training` found it, and return its ``data``.
+
+    Where there are more processes than before, the new ones keep their random states.
 
     Raises:
         CheckpointError: The file is damaged or of another model.
 
     Defined in: book/translation/checkpoints.md
     """
+    world = World() if world is None else world
     tensors, data = load_tensors(path)
     own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     load_weights(model, own, path)
-    state: dict[int, dict[str, Tensor]] = {}
     try:
-        for name, tensor in tensors.items():
-            if name.startswith("optimizer."):
-                _, number, key = name.split(".")
-                state.setdefault(int(number), {})[key] = tensor
+        memory = {n: t for n, t in tensors.items() if n.startswith("optimizer.")}
         groups = data.pop("groups", optimizer.state_dict()["param_groups"])
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-        torch.set_rng_state(tensors["random"])
+        _load_memory(optimizer, memory, groups)
+        if world.rank < data.pop("processes"):
+            torch.set_rng_state(tensors[f"random.{world.rank}"])
+            if f"random.{world.rank}.cuda" in tensors and world.device.type == "cuda":
+                torch.cuda.set_rng_state(tensors[f"random.{world.rank}.cuda"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}: damaged ({type(error).__name__}: {error}); delete it and train again"
         ) from None
     return data
+
+
+def _load_memory(
+    optimizer: torch.optim.Optimizer, memory: Mapping[str, Tensor], groups: list[dict[str, Any]]
+) -> None:
+    """Give an optimizer its memory back, cut as its parameters are cut.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in memory.items():
+        _, number, key = name.split(".")
+        parameter = parameters[int(number)]
+        kept = parted(tensor, parameter) if tensor.shape == parameter.shape else tensor
+        state.setdefault(int(number), {})[key] = kept
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def trainings(folder: str | Path) -> list[Path]:
+    """Return the files from which a training can go on, the oldest first.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    return sorted((Path(folder) / "training").glob("*.safetensors"))
+
+
+def newest_sound(folder: str | Path) -> Path | None:
+    """Return the newest file that a training can go on from; None where there never was one.
+
+    Damaged ones are renamed, with a warning, if there is a sound one before them.
+
+    Raises:
+        CheckpointError: All are damaged.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    damaged: list[tuple[Path, CheckpointError]] = []
+    for path in reversed(trainings(folder)):
+        try:
+            load_tensors(path)
+        except CheckpointError as error:
+            damaged.append((path, error))
+            continue
+        for newer, reason in damaged:
+            warnings.warn(f"{reason}; going back to {path.name}", stacklevel=2)
+            newer.replace(newer.with_suffix(".damaged"))
+        return path
+    if damaged:
+        raise damaged[0][1]
+    return None
+
+
+def keep_last(folder: str | Path, count: int) -> None:
+    """Remove all but the newest files that a training can go on from.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    for path in trainings(folder)[:-count]:
+        path.unlink(missing_ok=True)
 
 
 def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:

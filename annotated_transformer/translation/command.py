@@ -17,6 +17,7 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -27,7 +28,9 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from annotated_transformer.training.speed import prepare_cpu
+from annotated_transformer.training.distributed import together
+from annotated_transformer.training.monitoring import read_journal, training_figure
+from annotated_transformer.training.speed import Products, prepare_cpu
 from annotated_transformer.translation.beam_search import check_search
 from annotated_transformer.translation.checkpoints import (
     AVERAGED,
@@ -36,6 +39,8 @@ from annotated_transformer.translation.checkpoints import (
     System,
     average_system,
     load_system,
+    load_tensors,
+    trainings,
     write_atomically,
 )
 from annotated_transformer.translation.cleaning import stream_lines
@@ -64,6 +69,7 @@ from annotated_transformer.translation.shards import (
 from annotated_transformer.translation.system import (
     RECIPES,
     Run,
+    Running,
     Training,
     UsageError,
     check_options,
@@ -114,6 +120,17 @@ def evaluate_system(
     return score(found, text.target)
 
 
+def prepare_device(system: System) -> None:
+    """Move a system to the GPU, where there is one; else choose what is fast on the processor.
+
+    Defined in: book/translation/command.md
+    """
+    if torch.cuda.is_available():
+        system.model.to("cuda")
+    else:
+        prepare_cpu()
+
+
 def check_beam(system: System, beam: int, alpha: float) -> None:
     """Raise UsageError for a search that cannot be meant.
 
@@ -156,8 +173,10 @@ class Train:
     """Source and target text for validation, for the corpus "files"."""
     prepared: Path | None = None
     """Folder that the command prepare made; the corpus is "prepared" then."""
-    save_every: float = 60.0
-    """Seconds between checkpoints."""
+    running: Annotated[
+        OmitArgPrefixes[Running],
+        tyro.conf.arg(help="How it runs; this may change when a training goes on."),
+    ] = field(default_factory=Running)
     record: Path | None = None
     """Where to write the record of the run; record.json beside the checkpoints unless given."""
     quiet: bool = False
@@ -195,44 +214,67 @@ class Train:
         return (train if options.size is None else train.head(options.size)), valid
 
     def __call__(self) -> int:
-        """Train, score, and write the record."""
-        options = self.training
-        if (options.corpus == "prepared") != (self.prepared is not None):
+        """Train, score, and write the record; under torchrun, in several processes."""
+        if (self.training.corpus == "prepared") != (self.prepared is not None):
             raise UsageError("--corpus prepared and --prepared FOLDER go together")
-        check_options(options)
-        texts = self.texts()
-        if isinstance(texts, Prepared):
-            options = prepared_options(options, texts)
-        else:
-            for text in texts:
-                if report := text.report():
-                    say(f"{text.name} {text.split}: {report}")
-        out = self.out or Path("runs") / f"{options.corpus}-{options.pair}-{options.preset}"
-        say(str(prepare_cpu()))
-        run = Run(options, out, texts)
-        say(f"{len(run.train)} sentence pairs, checkpoints in {out}")
-        if not run.go(save_every=self.save_every, progress=not self.quiet):
+        check_options(self.training)
+        with together() as world:
+            texts = world.main_first(self.texts)
+            options = self.training
+            if isinstance(texts, Prepared):
+                options = prepared_options(options, texts)
+            out = self.out or Path("runs") / f"{options.corpus}-{options.pair}-{options.preset}"
+            products = prepare_cpu()
+            run = Run(options, out, texts, world, self.running)
+            if world.main:
+                self.introduce(run, texts, products)
+            finished = run.go(progress=not self.quiet)
+        if not world.main:
+            return 0 if finished else 128 + (run.stopped or 0)
+        if not finished:
             done = run.state["updates"]
             say(f"{NAME}: interrupted after update {done}; the same command goes on from there")
-            return 130
-        system = load_system(out)
+            return 128 + (run.stopped or 0)
+        scores = self.score(run, texts)
+        record = make_record(load_system(out), run.state, scores, command_line(), world.size)
+        data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
+        write_atomically(self.record or out / "record.json", data)
+        return 0
+
+    def introduce(
+        self, run: Run, texts: tuple[ParallelText, ParallelText] | Prepared, products: Products
+    ) -> None:
+        """Say what is going to happen."""
+        for text in () if isinstance(texts, Prepared) else texts:
+            if report := text.report():
+                say(f"{text.name} {text.split}: {report}")
+        if run.world.device.type == "cpu":
+            say(str(products))
+        if run.world.size > 1:
+            say(f"{run.world.size} processes")
+        say(f"{len(run.train)} sentence pairs, checkpoints in {run.folder}")
+
+    def score(
+        self, run: Run, texts: tuple[ParallelText, ParallelText] | Prepared
+    ) -> dict[str, Any]:
+        """Score the best weights, and the mean of the last where that was asked for."""
+        options = run.options
         split = TEST.get(options.corpus, "val")
         if isinstance(texts, Prepared):
             test = texts.lines(split)
         else:
             test = self.load(split) if options.corpus in TEST else texts[1]
-        scores = {split: evaluate_system(system, test, progress=not self.quiet)}
-        show(scores[split], f"{options.corpus} {split}, greedy")
-        if options.average:
-            say(f"average of the last checkpoints: validation loss {run.average():.4f}")
-            mean = load_system(out, weights=AVERAGED)
-            name = f"{split}, averaged"
-            scores[name] = evaluate_system(mean, test, progress=not self.quiet)
+        scores = {}
+        for name, file in ((split, WEIGHTS), (f"{split}, averaged", AVERAGED)):
+            if file == AVERAGED:
+                if not options.average:
+                    continue
+                say(f"average of the last checkpoints: validation loss {run.average():.4f}")
+            system = load_system(run.folder, weights=file)
+            system.model.to(run.world.device)
+            scores[name] = evaluate_system(system, test, progress=not self.quiet)
             show(scores[name], f"{options.corpus} {name}, greedy")
-        record = make_record(system, run.state, scores, command_line())
-        data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
-        write_atomically(self.record or out / "record.json", data)
-        return 0
+        return scores
 
 
 def prepared_options(options: Training, corpus: Prepared) -> Training:
@@ -266,6 +308,42 @@ def command_line() -> str:
 
 
 @dataclass(frozen=True)
+class Plot:
+    """Draw the log of a training, finished or running.
+
+    Defined in: book/translation/command.md
+    """
+
+    model: Positional[Path]
+    """Folder of the training."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Picture to write, .svg, .png or .pdf; training.svg in the folder unless given."""
+
+    def __call__(self) -> int:
+        """Draw."""
+        path = self.output or self.model / "training.svg"
+        if path.suffix not in (".svg", ".png", ".pdf"):
+            raise UsageError(f"--output {path}: must end with .svg, .png or .pdf")
+        try:
+            journal = read_journal(self.model / "log.jsonl")
+        except FileNotFoundError:
+            raise UsageError(f"{self.model}: no log here (log.jsonl is missing)") from None
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        record, curve = self.model / "record.json", []
+        if record.exists():
+            curve = json.loads(record.read_text(encoding="utf-8"))["curve"]
+        elif found := trainings(self.model):
+            curve = load_tensors(found[-1])[1]["curve"]
+        picture = io.BytesIO()
+        figure = training_figure(journal, curve, self.model.name)
+        figure.savefig(picture, format=path.suffix[1:])
+        write_atomically(path, picture.getvalue())
+        say(f"wrote {path}")
+        return 0
+
+
+@dataclass(frozen=True)
 class Translate:
     """Translate a file, or what comes in, line by line; blank lines stay blank.
 
@@ -291,7 +369,7 @@ class Translate:
         """Translate."""
         system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
         check_beam(system, self.beam, self.alpha)
-        prepare_cpu()
+        prepare_device(system)
         lines, name = read_text(self.input)
         show_bar = not self.quiet and (self.output is not None or sys.stderr.isatty())
         out = translate_lines(
@@ -373,7 +451,7 @@ class Evaluate:
             raise UsageError("give a trained system's folder, or --hypotheses and --references")
         system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
         check_beam(system, self.beam, self.alpha)
-        prepare_cpu()
+        prepare_device(system)
         corpus = self.corpus or system.training.get("options", {}).get("corpus", "none")
         if corpus not in CORPORA:
             raise UsageError(f"--corpus {corpus}: choose among {', '.join(CORPORA)}")
@@ -467,11 +545,11 @@ class Ablation:
             raise UsageError(f"{self.model}: was trained on {corpus}; needs {', '.join(TEST)}")
         split, pair = self.split or TEST[corpus], "-".join(system.languages)
         test = load_corpus(corpus, pair, split, mirror=self.mirror, progress=not self.quiet)
-        prepare_cpu()
         steps: list[dict[str, Any]] = []
         before: list[str] | None = None
         for name, weights, beam, alpha in SEARCHES:
             system = load_system(self.model, weights=weights)
+            prepare_device(system)
             step, before = self.measure(system, test, beam, alpha, before)
             steps.append({"name": name, **step})
             bleu, gain = step["scores"]["bleu"], ""
@@ -650,7 +728,7 @@ def known_files(
     return found
 
 
-Command: TypeAlias = Train | Translate | Evaluate | Compare | Ablation | Average | Prepare
+Command: TypeAlias = Train | Plot | Translate | Evaluate | Compare | Ablation | Average | Prepare
 
 
 def parse(args: Sequence[str]) -> Command:
@@ -676,6 +754,7 @@ def parse(args: Sequence[str]) -> Command:
         with contextlib.redirect_stderr(box):
             return tyro.cli(
                 Annotated[Train, _command(Train, default=Train(training=recipe))]
+                | Annotated[Plot, _command(Plot)]
                 | Annotated[Translate, _command(Translate)]
                 | Annotated[Evaluate, _command(Evaluate)]
                 | Annotated[Compare, _command(Compare)]
@@ -727,11 +806,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Defined in: book/translation/command.md
     """
     try:
-        status = parse(sys.argv[1:] if arguments is None else arguments)()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: say(f"{NAME}: {message}")
+            status = parse(sys.argv[1:] if arguments is None else arguments)()
         sys.stdout.flush()
         return status
-    except SystemExit:  # after --help
-        return 0
+    except SystemExit as end:  # after --help, or where the main process has failed
+        return int(end.code or 0)
     except ERRORS as error:
         say(f"{NAME}: {error}")
         return 2

@@ -7,6 +7,7 @@ Defined in the chapter *A translation system* (book/translation/system.md).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -15,16 +16,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from annotated_transformer import __version__
@@ -36,20 +40,42 @@ from annotated_transformer.model.transformer import (
     count_parameters,
 )
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
-from annotated_transformer.training.loop import Progress, evaluate, update
+from annotated_transformer.training.distributed import (
+    World,
+    evaluate_together,
+    own_shares,
+    replicate,
+    update_together,
+)
+from annotated_transformer.training.loop import Progress
+from annotated_transformer.training.monitoring import Journal, batch_flops, peak_flops
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
+from annotated_transformer.training.precision import (
+    Arithmetic,
+    LossOf,
+    Name,
+    NonFiniteError,
+    gradient_norm,
+)
 from annotated_transformer.translation.beam_search import beam_search, check_search
 from annotated_transformer.translation.checkpoints import (
+    WEIGHTS,
     System,
     average_system,
     check_fingerprint,
+    keep_last,
     load_system,
+    load_tensors,
     load_training,
+    load_weights,
+    newest_sound,
     remove_leftovers,
     save_description,
+    save_tensors,
     save_training,
-    save_weights,
     snapshots,
+    training_tensors,
+    weights,
 )
 from annotated_transformer.translation.corpora import ParallelText
 from annotated_transformer.translation.decoding import greedy_search
@@ -64,6 +90,7 @@ from annotated_transformer.translation.tokenizers import (
 )
 
 Ids = list[list[int]]
+Numbers: TypeAlias = Sequence[int] | NDArray[np.unsignedinteger[Any]]  # of sentence pairs
 
 
 class UsageError(ValueError):
@@ -121,6 +148,33 @@ class Training:
     """Keep the weights of so many last checkpoints, and average them at the end."""
     average_every: int | None = None
     """Updates between those checkpoints; an epoch unless given."""
+    precision: Name = "float32"
+    """In which numbers products are computed; tf32 and float16 are for GPUs."""
+    clip: float | None = None
+    """Greatest length of a gradient; any unless given."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a training runs, without a change of what is learned from what.
+
+    Defined in: book/translation/system.md
+    """
+
+    save_every: float = 60.0
+    """Seconds between checkpoints; more where saving takes long."""
+    keep: int = 2
+    """How many checkpoints to keep to go on from."""
+    log_every: int = 50
+    """Updates between the lines of the log."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard, which is to be installed for that."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """What to do where a loss is no finite number."""
+    compile: bool = False
+    """Compile the model, with lengths in buckets; pays on a GPU."""
+    pieces: bool = False
+    """Let each process hold only a piece of the model (FSDP2), where there are several."""
 
 
 RECIPES: dict[str, Training] = {
@@ -186,7 +240,8 @@ def check_options(options: Training) -> None:
     if options.corpus not in RECIPES:
         raise UsageError(f"--corpus {options.corpus}: choose among {', '.join(RECIPES)}")
     positive = (
-        "layers vocabulary max_tokens accumulate updates warmup peak max_len size average_every"
+        "layers vocabulary max_tokens accumulate updates warmup peak max_len size average_every "
+        "clip"
     )
     for name in positive.split():
         value = getattr(options, name)
@@ -227,6 +282,7 @@ class Encoded:
 
     source: Ids
     target: Ids
+    lines: Sequence[int] = ()  # where each pair stands in its files, from 1
 
     def lengths(self) -> list[tuple[int, int]]:
         """Source and target length of each pair, special symbols included."""
@@ -293,7 +349,8 @@ def encode(
             )
     if not keep:
         raise CorpusError(f"{text.name} {text.split}: no sentence is left; raise --max-len")
-    return Encoded([source[i] for i in keep], [target[i] for i in keep])
+    lines = line_numbers(text)
+    return Encoded([source[i] for i in keep], [target[i] for i in keep], [lines[i] for i in keep])
 
 
 def longest(text: Encoded | ShardedText) -> int:
@@ -305,21 +362,27 @@ def longest(text: Encoded | ShardedText) -> int:
     return max(map(max, lengths)) if isinstance(lengths, list) else int(lengths.max())
 
 
-def place(text: ParallelText, index: int, side: int) -> str:
-    """Name the file and line of a sentence, counting the blank lines that were dropped.
+def line_numbers(text: ParallelText) -> list[int]:
+    """Return the line of each pair in its files, counting the blank ones that were dropped.
 
     Defined in: book/translation/system.md
     """
-    line = index + 1
-    for blank in text.blank:
-        line += blank <= line
-    return f"{text.checksums[side][0]}, line {line}"
+    blank = set(text.blank)
+    return [n for n in range(1, len(text) + len(blank) + 1) if n not in blank]
+
+
+def place(text: ParallelText, index: int, side: int) -> str:
+    """Name the file and line of a sentence.
+
+    Defined in: book/translation/system.md
+    """
+    return f"{text.checksums[side][0]}, line {line_numbers(text)[index]}"
 
 
 def updates_to_come(
     text: Encoded | ShardedText, options: Training, done: int, begun: Sequence[int] = (0, 0)
-) -> Iterator[tuple[int, int, list[Batch]]]:
-    """Yield, for each update after ``done``, its epoch, how many it leaves, its batches.
+) -> Iterator[tuple[int, int, Sequence[Numbers]]]:
+    """Yield, for each update after ``done``, its epoch, how many it leaves, its micro-batches.
 
     Args:
         text: What to learn from.
@@ -327,6 +390,9 @@ def updates_to_come(
         done: How many updates were done.
         begun: An epoch, and how many updates were done before it: what came before need not
             be put in order again.
+
+    Yields:
+        A micro-batch is given by the numbers of its pairs.
 
     Defined in: book/translation/system.md
     """
@@ -339,26 +405,32 @@ def updates_to_come(
                 return
             number += 1
             if number > done:
-                group = order[start : start + options.accumulate]
                 left = (len(order) - 1 - start) // options.accumulate
-                yield epoch, left, [text.batch(numbers) for numbers in group]
+                yield epoch, left, order[start : start + options.accumulate]
 
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
     """Collect Ctrl-C and termination in a list, so that an update is never cut in two.
 
+    A signal within a second of the first is the same one, that came by another way: torchrun
+    passes on what the terminal has sent to all.
+
     Raises:
-        KeyboardInterrupt: At the second signal.
+        KeyboardInterrupt: At a later signal.
 
     Defined in: book/translation/system.md
     """
     caught: list[int] = []
+    first = 0.0
 
     def note(number: int, _: FrameType | None) -> None:
-        caught.append(number)
-        if len(caught) > 1:
+        nonlocal first
+        if not caught:
+            first = time.monotonic()
+        elif time.monotonic() - first > 1:
             raise KeyboardInterrupt
+        caught.append(number)
 
     signals = (signal.SIGINT, signal.SIGTERM)
     try:
@@ -408,6 +480,34 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
         )
 
 
+class SaveClock:
+    """Says when the next checkpoint is due, so that saving takes a twentieth of the time at most.
+
+    Args:
+        every: Seconds between two checkpoints, where saving is quick.
+
+    Defined in: book/translation/system.md
+    """
+
+    def __init__(self, every: float) -> None:
+        self.every, self.took = every, 0.0
+        self.saved = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time to save."""
+        return time.monotonic() - self.saved > max(self.every, 20 * self.took)
+
+    def measure(self, save: Callable[[], None]) -> None:
+        """Save, and remember how long it took."""
+        start = time.monotonic()
+        save()
+        self.saved = time.monotonic()
+        self.took = self.saved - start if self.every else 0.0  # 0: after each update
+
+
+MOST_SKIPPED = 10  # updates in a row without a finite loss: then it is the weights
+
+
 class Run:
     """A training in a folder: begins, or goes on where it stopped.
 
@@ -415,10 +515,13 @@ class Run:
         options: What to train.
         folder: Where checkpoints go.
         texts: Training and validation text, or a prepared corpus that has both.
+        world: The processes that train together.
+        running: How it runs.
 
     Attributes:
         system: The model with its tokenizers.
         state: Updates and seconds so far, the learning curve, the best validation loss.
+        stopped: The signal that ended the training early, if one did.
 
     Raises:
         UsageError: The options cannot work, or the folder holds a training with others.
@@ -433,16 +536,33 @@ class Run:
         options: Training,
         folder: Path,
         texts: tuple[ParallelText, ParallelText] | Prepared,
+        world: World | None = None,
+        running: Running | None = None,
     ) -> None:
         check_options(options)
         self.options, self.folder = options, folder
+        self.world = World() if world is None else world
+        self.running = Running() if running is None else running
         self.state: dict[str, Any] = {"updates": 0, "seconds": 0.0, "curve": [], "best": None}
         self.state["commit"] = commit()
         self.state["epoch"] = (0, 0)  # its number, and the updates before it
+        self.state["window"] = {}  # sums since the last line of the log
+        self.state["skipped"] = 0  # updates in a row
         self.recent = Progress()  # since the last point of the curve
-        remove_leftovers(folder)
-        remove_leftovers(folder / "snapshots")
-        resuming = (folder / "config.json").exists()
+        self.stopped: int | None = None
+        self.world.main_first(lambda: self._set_up(texts))
+        self.lengths = np.asarray(self.train.lengths(), dtype=np.int64)  # (pairs, 2)
+        self._connect()
+        found = self.world.main_first(lambda: newest_sound(folder))
+        if found is not None:
+            self._resume(found)
+
+    def _set_up(self, texts: tuple[ParallelText, ParallelText] | Prepared) -> None:
+        """Encode the texts; find the system in the folder, or put a new one there."""
+        if self.world.main:
+            for folder in (self.folder, self.folder / "snapshots", self.folder / "training"):
+                remove_leftovers(folder)
+        resuming = (self.folder / "config.json").exists()
         text = texts if isinstance(texts, Prepared) else texts[0]
         self.system = self._load(text) if resuming else self._begin(text)
         self.train: Encoded | ShardedText
@@ -450,23 +570,34 @@ class Run:
         self.train, self.valid = self._encoded(texts)
         most = longest(self.train)
         for name in ("max_tokens", "max_len"):
-            if most > (limit := getattr(options, name)):
+            if most > (limit := getattr(self.options, name)):
                 raise UsageError(
                     f"--{name.replace('_', '-')} {limit}: a sentence has {most}; raise the number"
                 )
         if not resuming:
-            save_description(self.system, folder)
+            save_description(self.system, self.folder)
+
+    def _connect(self) -> None:
+        """Make what trains the model: its copies or pieces, the optimizer, the schedule."""
+        options, world, model = self.options, self.world, self.system.model.to(self.world.device)
+        if world.rank:  # each process drops out elements of its own
+            torch.manual_seed(options.seed + 1_000_003 * world.rank)
+        try:
+            self.arithmetic = Arithmetic(options.precision, world.device)
+            compiler = "inductor" if self.running.compile else None
+            self.replica = replicate(
+                model, world, self.arithmetic, compiler=compiler, pieces=self.running.pieces
+            )
+        except ValueError as error:
+            raise UsageError(f"--{error}") from None
+        self.optimizer = make_adam(model)
         width = self.system.config.d_model
-        self.optimizer = make_adam(self.system.model)
         factor = options.peak * (width * options.warmup) ** 0.5  # so that the peak is as asked
         self.schedule = noam_schedule(self.optimizer, width, factor, options.warmup)
-        if self.resume_file.exists():
-            self._resume()
-
-    @property
-    def resume_file(self) -> Path:
-        """The file from which the training goes on."""
-        return self.folder / "training.safetensors"
+        if world.device.type == "cpu":  # the main process has measured what is fast
+            levels = ("highest", "high", "medium")
+            own = levels.index(torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision(levels[int(world.total(own * world.main)[0])])
 
     def _encoded(
         self, texts: tuple[ParallelText, ParallelText] | Prepared
@@ -495,18 +626,20 @@ class Run:
         system.model = fresh_model(system.tokenizers, system.config, self.options.seed)
         return system
 
-    def _resume(self) -> None:
-        state = load_training(self.resume_file, self.system.model, self.optimizer)
-        check_fingerprint(self.system, state, self.resume_file)
+    def _resume(self, path: Path) -> None:
+        state = load_training(path, self.system.model, self.optimizer, self.world)
+        check_fingerprint(self.system, state, path)
         self.schedule.load_state_dict({"lr_lambdas": [None], **state.pop("schedule")})
         self.recent = Progress(**state.pop("recent", {}))
+        if self.arithmetic.scale is not None:
+            self.arithmetic.scale.load_state_dict(state.pop("scale"))
         machine, precision = state.pop("products", ("", ""))
-        if machine == processor():  # elsewhere, the precision would have to be measured again
-            torch.set_float32_matmul_precision(precision)
+        if machine == processor() and self.world.device.type == "cpu":
+            torch.set_float32_matmul_precision(precision)  # elsewhere, it is measured again
         self.state = state
 
     def save(self) -> None:
-        """Write all that is needed to go on."""
+        """Write all that is needed to go on; all processes must take part."""
         schedule = self.schedule.state_dict()
         data = {
             **self.state,
@@ -515,35 +648,38 @@ class Run:
             "products": [processor(), torch.get_float32_matmul_precision()],
             "tokenizers": self.system.fingerprint,
         }
-        save_training(self.resume_file, self.system.model, self.optimizer, data)
+        if self.arithmetic.scale is not None:
+            data["scale"] = self.arithmetic.scale.state_dict()
+        path = self.folder / "training" / f"{self.state['updates']:08d}.safetensors"
+        save_training(path, self.system.model, self.optimizer, data, self.world)
+        if self.world.main:
+            keep_last(self.folder, self.running.keep)
 
-    def go(self, *, save_every: float = 60.0, progress: bool = True) -> bool:
+    def go(self, *, progress: bool = True) -> bool:
         """Train until the last update; return false if interrupted before, with all saved.
 
         Args:
-            save_every: Seconds between checkpoints; there is one after each epoch anyway.
             progress: Show a progress bar.
+
+        Raises:
+            NonFiniteError: A loss is no finite number, and is not to be skipped.
         """
-        options, state, model = self.options, self.state, self.system.model
+        options, state, world = self.options, self.state, self.world
         bar = tqdm(
             total=options.updates,
             initial=state["updates"],
             unit="update",
-            disable=not progress,
+            disable=not (progress and world.main),
             file=sys.stderr,
         )
-        saved = time.monotonic()
-        with bar, interruption() as stop:
-            begun = state.get("epoch", (0, 0))
+        clock = SaveClock(self.running.save_every)
+        with bar, self._journal() as journal, interruption() as stop:
+            begun = state["epoch"]
             todo = updates_to_come(self.train, options, state["updates"], begun)
-            for epoch, left, batches in todo:
+            for epoch, left, groups in todo:
                 if epoch != begun[0]:
                     begun = state["epoch"] = (epoch, state["updates"])
-                model.train()
-                result = update(model, batches, self.optimizer, self.schedule, options.smoothing)
-                self.recent += result
-                state["updates"] += 1
-                state["seconds"] += result.seconds
+                self._update(epoch, groups)
                 bar.set_postfix_str(
                     f"epoch {epoch + 1}, loss {self.recent.loss:.3f}, "
                     f"{self.recent.speed:.0f} tokens/s",
@@ -551,16 +687,112 @@ class Run:
                 )
                 bar.update()
                 last = state["updates"] == options.updates
+                if last or state["updates"] % self.running.log_every == 0:
+                    self._log(journal, epoch)
                 if last or not left:
                     self.validate(epoch + 1)
                 if last or self.snapshot_due(left):
                     self.snapshot()
-                if last or not left or stop or time.monotonic() - saved > save_every:
-                    self.save()
-                    saved = time.monotonic()
-                if stop and not last:
+                stops, due = world.total(sum(stop[:1]), world.main and clock.due())
+                if last or not left or stops or due:
+                    clock.measure(self.save)
+                if stops and not last:
+                    self.stopped = stop[0] if stop else signal.SIGTERM
                     return False
         return True
+
+    def batch(self, numbers: Numbers) -> Batch:
+        """Make a batch of training pairs, on the device of this process."""
+        return self.train.batch(numbers).to(self.world.device)
+
+    def _update(self, epoch: int, groups: Sequence[Numbers]) -> None:
+        """Make the next update from the pairs with these numbers."""
+        state, window = self.state, self.state["window"]
+        self.system.model.train()
+        window["rate"] = float(self.schedule.get_last_lr()[0])
+        random = torch.get_rng_state()
+        batches = own_shares(groups, self.batch, self.world)
+        try:
+            made, norm = update_together(
+                self.replica, batches, self.optimizer, self.world, self.schedule,
+                self.options.smoothing, clip=self.options.clip,
+            )  # fmt: skip
+            state["skipped"] = 0
+        except NonFiniteError as error:
+            torch.set_rng_state(random)
+            self._not_finite(error, epoch, groups)
+            self.schedule.step()
+            made, norm = Progress(), math.nan
+        self.recent += made
+        state["updates"] += 1
+        state["seconds"] += made.seconds
+        sizes = self.lengths[list(itertools.chain(*groups))]
+        vocabulary = len(self.system.tokenizers[1])
+        flops = batch_flops(self.system.config, vocabulary, *sizes.T.tolist())
+        new = {**asdict(made), "flops": flops, "skipped": int(not math.isfinite(norm))}
+        for name, value in new.items():
+            window[name] = window.get(name, 0) + value
+        window["norm"] = norm  # of the latest
+
+    def _not_finite(self, error: NonFiniteError, epoch: int, groups: Sequence[Numbers]) -> None:
+        """Keep what is needed to see it again; raise the error, or say that it was skipped."""
+        number = self.state["updates"] + 1
+        path = self.folder / "non_finite" / f"{number:08d}.safetensors"
+        tensors = training_tensors(self.system.model, self.optimizer, self.world)
+        for k, group in enumerate(groups):
+            batch = self.train.batch(group)
+            tensors[f"batch.{k}.src"] = batch.src
+            tensors[f"batch.{k}.tgt"] = torch.cat([batch.tgt, batch.tgt_y[:, -1:]], dim=1)
+        known = self.train.lines if isinstance(self.train, Encoded) else ()
+        lines = sorted(known[i] if known else i + 1 for group in groups for i in group)
+        if self.world.main:
+            data = {"update": number, "lines": lines, "options": asdict(self.options)}
+            save_tensors(path, tensors, {**data, "tokens": error.tokens})
+        some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
+        told = f"update {number}, epoch {epoch + 1}, lines {some}: {error}; kept in {path}"
+        self.state["skipped"] += 1
+        if self.running.non_finite == "stop" or self.state["skipped"] == MOST_SKIPPED:
+            raise NonFiniteError(error.loss, error.norm, error.tokens, told) from None
+        if self.world.main:
+            warnings.warn(f"left out: {told}", stacklevel=2)
+
+    def _journal(self) -> contextlib.AbstractContextManager[Journal | None]:
+        """Open the log, without what came after the checkpoint; only in the main process."""
+        if not self.world.main:
+            return contextlib.nullcontext()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            journal = Journal(self.folder / "log.jsonl", self.running.tensorboard)
+        except ImportError as error:
+            raise UsageError(f"--tensorboard: {error}") from None
+        journal.rewind(self.state["updates"])
+        return journal
+
+    def _log(self, journal: Journal | None, epoch: int) -> None:
+        """Write a line of the log, and begin to sum up anew."""
+        window, self.state["window"] = self.state["window"], {}
+        if journal is None:
+            return
+        recent, cuda = Progress(*(window[n] for n in ("nll", "tokens", "seconds"))), None
+        peak, rate = None, window["flops"] / max(recent.seconds, 1e-9)
+        if self.world.device.type == "cuda":
+            cuda = torch.cuda.max_memory_allocated()
+            one = peak_flops(torch.cuda.get_device_name(), self.options.precision)
+            peak = None if one is None else one * self.world.size
+        journal.write(
+            self.state["updates"],
+            epoch=epoch + 1,
+            loss=recent.loss,
+            rate=window["rate"],
+            norm=window["norm"],
+            tokens=recent.tokens,
+            seconds=recent.seconds,
+            tokens_per_second=recent.speed,
+            flops_per_second=rate,
+            share_of_peak=None if peak is None else rate / peak,
+            memory=cuda,
+            skipped=window["skipped"],
+        )
 
     def snapshot_due(self, left: int) -> bool:
         """Say whether weights are to be kept now; ``left`` updates remain of the epoch."""
@@ -572,27 +804,41 @@ class Run:
         if not self.options.average:
             return
         number = self.state["updates"]
-        folder = self.folder / "snapshots"
-        save_weights(self.system, folder, f"{number:08d}.safetensors", update=number)
-        for old in snapshots(self.folder)[: -self.options.average]:
+        self._save_weights(self.folder / "snapshots" / f"{number:08d}.safetensors")
+        for old in snapshots(self.folder)[: -self.options.average] if self.world.main else ():
             old.unlink()
+
+    def _save_weights(self, path: Path, **data: Any) -> None:
+        """Write the weights; all processes must take part."""
+        tensors = weights(self.system.model)
+        if self.world.main:
+            header = {**data, "update": self.state["updates"]}
+            save_tensors(path, tensors, {**header, "tokenizers": self.system.fingerprint})
 
     def average(self) -> float:
         """Write the mean of the last checkpoints; return its validation loss (section 6.1).
 
-        The model of the training is not touched.
+        The model of the training is not touched. The main process can do it alone.
         """
-        return self.measure(average_system(self.folder).model).loss
+        loss = LossOf(average_system(self.folder).model)
+        return evaluate_together(loss, self._valid_order(), self.valid.batch, World()).loss
 
-    def measure(self, model: EncoderDecoder) -> Progress:
-        """Measure the loss of a model on the validation text."""
+    def _valid_order(self) -> Sequence[Numbers]:
         most = max(self.options.max_tokens, longest(self.valid))
-        order = self.valid.order(most, shuffle=False)
-        return evaluate(model, (self.valid.batch(numbers) for numbers in order))
+        return self.valid.order(most, shuffle=False)
+
+    def measure(self) -> Progress:
+        """Measure the loss of the model on the validation text; all processes take part."""
+        return evaluate_together(
+            self.replica,
+            self._valid_order(),
+            lambda numbers: self.valid.batch(numbers).to(self.world.device),
+            self.world,
+        )
 
     def validate(self, epoch: int) -> None:
         """Measure the validation loss, add it to the curve, keep the best weights."""
-        result = self.measure(self.system.model)
+        result = self.measure()
         self.state["seconds"] += result.seconds
         self.state["curve"].append(
             {
@@ -607,8 +853,35 @@ class Run:
         self.recent = Progress()
         if self.state["best"] is None or result.loss < self.state["best"]:
             self.state["best"] = result.loss
-            update_number = self.state["updates"]
-            save_weights(self.system, self.folder, valid_loss=result.loss, update=update_number)
+            self._save_weights(self.folder / WEIGHTS, valid_loss=result.loss)
+
+
+def replay(path: Path) -> tuple[float, float]:
+    """Compute a kept update again, in this process; return its loss and its gradient's length.
+
+    Args:
+        path: A file in the folder ``non_finite`` of a training.
+
+    Raises:
+        CheckpointError: It is damaged, or there is no training around it.
+
+    Defined in: book/translation/system.md
+    """
+    tensors, data = load_tensors(path)
+    system = load_system(path.parent.parent, weights=None)
+    own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    load_weights(system.model, own, path)
+    torch.set_rng_state(tensors["random.0"])
+    options = Training(**data["options"])
+    loss_of, total = LossOf(system.model.train(), Arithmetic(options.precision)), 0.0
+    for k in itertools.count():
+        if f"batch.{k}.src" not in tensors:
+            break
+        batch = Batch(tensors[f"batch.{k}.src"], tensors[f"batch.{k}.tgt"])
+        loss, _ = loss_of(batch, options.smoothing, data["tokens"])
+        loss.backward()
+        total += loss.item()
+    return total, gradient_norm(system.model.parameters())
 
 
 def translate_lines(
@@ -673,7 +946,11 @@ def _outputs(model: EncoderDecoder, sources: Ids, limit: int, beam: int, alpha: 
 
 
 def make_record(
-    system: System, state: dict[str, Any], scores: dict[str, Any], command: str
+    system: System,
+    state: dict[str, Any],
+    scores: dict[str, Any],
+    command: str,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Return a record of a training: how it was run, on what, its curve and its scores.
 
@@ -689,7 +966,12 @@ def make_record(
         "model": asdict(system.config),
         "parameters": count_parameters(system.model),
         "versions": versions(),
-        "hardware": {"processor": processor(), "threads": torch.get_num_threads(), "gpu": None},
+        "hardware": {
+            "processor": processor(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "processes": processes,
+        },
         "updates": state["updates"],
         "seconds": round(state["seconds"], 1),
         "curve": state["curve"],

@@ -21,7 +21,7 @@ import torch
 
 from annotated_transformer.results.machine_translation import ABLATION, read_records
 from annotated_transformer.translation import command as module
-from annotated_transformer.translation.checkpoints import load_system, load_tensors
+from annotated_transformer.translation.checkpoints import load_system, load_tensors, trainings
 from annotated_transformer.translation.command import (
     Evaluate,
     Train,
@@ -186,13 +186,15 @@ def test_train_leaves_system_and_record(trained: Path) -> None:
 def test_the_same_command_again_scores_again(
     trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    before = (trained / "training.safetensors").read_bytes()
+    newest = trainings(trained)[-1]
+    before = newest.read_bytes()
     record = tmp_path / "deep" / "record.json"
     words = ["train", *SIZES.split(), *texts, "--out", str(trained), "--record", str(record)]
     assert main(words) == 0
     assert "nrefs:1|" in capsys.readouterr().out
     assert record.exists()
-    assert (trained / "training.safetensors").read_bytes() == before
+    assert trainings(trained)[-1] == newest
+    assert newest.read_bytes() == before
 
 
 def test_other_options_in_the_folder(trained: Path, texts: list[str], capsys: Capture) -> None:
@@ -279,7 +281,7 @@ def test_a_disk_that_is_really_full(texts: list[str], tmp_path: Path, capsys: Ca
     try:
         assert main(["train", *SIZES.split(), *texts, "--out", str(small / "run")]) == 2
         *_, line = capsys.readouterr().err.splitlines()
-        assert "training.safetensors: cannot be written: No space left on device" in line
+        assert ".safetensors: cannot be written: No space left on device" in line
         assert list(small.rglob("*.part")) == []
         load_tensors(small / "run/model.safetensors")  # what was written before is whole
         assert main(["translate", str(small / "run"), texts[4], "--quiet"]) == 0
@@ -689,7 +691,7 @@ def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> Non
         # Ctrl-C, as soon as there is a checkpoint that is newer.
         (stopped / "model.safetensors").unlink(missing_ok=True)
         with start(words) as interrupted:
-            wait_for(stopped / "training.safetensors", interrupted)
+            wait_for(stopped / "training", interrupted)
             wait_for(stopped / "model.safetensors", interrupted)
             interrupted.send_signal(signal.SIGINT)
             assert interrupted.stderr is not None
@@ -702,7 +704,7 @@ def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> Non
             assert "Traceback" not in last.stderr.read()
         assert last.returncode == 0
     assert process.returncode == 0
-    first, second = (load_tensors(f / "training.safetensors")[0] for f in (straight, stopped))
+    first, second = (load_tensors(trainings(f)[-1])[0] for f in (straight, stopped))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert list(stopped.rglob("*.part")) == []

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.notation import EOS
+from annotated_transformer.training.loop import evaluate
 from annotated_transformer.translation import checkpoints
 from annotated_transformer.translation import system as module
 from annotated_transformer.translation.checkpoints import (
@@ -28,6 +29,7 @@ from annotated_transformer.translation.checkpoints import (
     load_system,
     load_tensors,
     snapshots,
+    trainings,
     weights,
 )
 from annotated_transformer.translation.corpora import (
@@ -42,6 +44,7 @@ from annotated_transformer.translation.system import (
     RECIPES,
     Encoded,
     Run,
+    Running,
     Training,
     UsageError,
     check_options,
@@ -63,7 +66,7 @@ OPTIONS = Training(
 
 def weights_of(folder: Path) -> dict[str, bytes]:
     """Return the tensors of the training file, the random state too, as bytes."""
-    tensors, _ = load_tensors(folder / "training.safetensors")
+    tensors, _ = load_tensors(trainings(folder)[-1])
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
@@ -188,14 +191,12 @@ def test_updates_to_come_are_those_after_the_ones_done(
     assert len(rest) == 12 - done
     for (epoch, left, batches), other in zip(every[done:], rest, strict=True):
         assert (epoch, left) == other[:2]
-        for a, b in zip(batches, other[2], strict=True):
-            assert torch.equal(a.src, b.src)
-            assert torch.equal(a.tgt_y, b.tgt_y)
+        assert batches == other[2]
     first = [update for update in every if update[0] == 0]
     if every[-1][0] > 0:  # a whole epoch: each sentence once
         assert [left for _, left, _ in first] == list(range(len(first)))[::-1]
-        seen = [int(row[0]) for *_, group in first for batch in group for row in batch.tgt_y]
-        assert sorted(seen) == list(range(4, 24))
+        seen = [i for *_, groups in first for numbers in groups for i in numbers]
+        assert sorted(seen) == list(range(20))
 
 
 # --- training ------------------------------------------------------------------
@@ -221,8 +222,7 @@ def test_earlier_epochs_need_not_be_put_in_order_again(done: int, accumulate: in
     assert len(rest) == 12 - done
     for (number, left, batches), other in zip(every[done:], rest, strict=True):
         assert (number, left) == other[:2]
-        for a, b in zip(batches, other[2], strict=True):
-            assert torch.equal(a.src, b.src)
+        assert batches == other[2]
     assert min(asked) == epoch
 
 
@@ -270,12 +270,12 @@ def test_the_position_in_a_prepared_text_is_saved(
 
 def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Path) -> None:
     run = Run(replace(SHARDED, updates=8), tmp_path, prepared)
-    start = run.measure(run.system.model).loss
+    start = run.measure().loss
     assert start == pytest.approx(
-        Run(replace(OPTIONS, updates=8), tmp_path / "t", TEXTS).measure(run.system.model).loss
+        Run(replace(OPTIONS, updates=8), tmp_path / "t", TEXTS).measure().loss
     )
     assert run.go(progress=False)
-    assert run.measure(run.system.model).loss < start
+    assert run.measure().loss < start
     assert load_system(tmp_path).fingerprint == run.system.fingerprint
 
 
@@ -304,14 +304,14 @@ def test_a_training_leaves_a_system(straight: Run, system: System) -> None:
 
 def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
     """Do something instead of the update after so many."""
-    real, count = module.update, itertools.count()
+    real, count = module.update_together, itertools.count()
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **named: Any) -> Any:
         if next(count) == updates:
             how()
-        return real(*arguments)
+        return real(*arguments, **named)
 
-    monkeypatch.setattr(module, "update", counted)
+    monkeypatch.setattr(module, "update_together", counted)
 
 
 @pytest.mark.parametrize("updates", [0, 3, 6])
@@ -345,7 +345,7 @@ def test_a_crash_costs_only_what_was_not_saved(
         with monkeypatch.context() as patch:
             stop_after(updates, patch, crash)
             with pytest.raises(RuntimeError, match="power cut"):
-                Run(OPTIONS, tmp_path, TEXTS).go(save_every=0.0, progress=False)
+                Run(OPTIONS, tmp_path, TEXTS, running=Running(save_every=0.0)).go(progress=False)
     run = Run(OPTIONS, tmp_path, TEXTS)
     assert run.state["updates"] == 3
     assert run.go(progress=False)
@@ -380,8 +380,10 @@ def test_the_average_is_that_of_the_last_checkpoints(every: int | None, tmp_path
     for name, parameter in weights(averaged.model).items():
         mean = sum(seen[path.stem][name].double() for path in kept) / len(kept)
         torch.testing.assert_close(parameter.detach(), mean.float(), rtol=0, atol=1e-7)
-    assert loss == pytest.approx(run.measure(averaged.model).loss)
-    assert loss != pytest.approx(run.measure(run.system.model).loss, abs=1e-6)
+    order = run.valid.order(OPTIONS.max_tokens, shuffle=False)
+    exact = evaluate(averaged.model, (run.valid.batch(numbers) for numbers in order))
+    assert loss == pytest.approx(exact.loss)
+    assert loss != pytest.approx(run.measure().loss, abs=1e-6)
 
 
 def test_interrupted_between_checkpoints_the_average_is_the_same(
@@ -433,7 +435,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints.os, "fsync", fills_up)
         with pytest.raises(CheckpointError, match="No space left on device; free some"):
-            Run(OPTIONS, tmp_path, TEXTS).go(save_every=0.0, progress=False)
+            Run(OPTIONS, tmp_path, TEXTS, running=Running(save_every=0.0)).go(progress=False)
     assert list(tmp_path.rglob("*.part")) == []
     run = Run(OPTIONS, tmp_path, TEXTS)
     assert 0 < run.state["updates"] < OPTIONS.updates
@@ -462,13 +464,28 @@ def test_another_text_is_refused(straight: Run) -> None:
         Run(OPTIONS, straight.folder, (load_corpus("grammar", size=61), TEXTS[1]))
 
 
-def test_a_damaged_training_is_refused(straight: Run, tmp_path: Path) -> None:
-    for path in straight.folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    path = tmp_path / "training.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"training\.safetensors: damaged"):
-        Run(OPTIONS, tmp_path, TEXTS)
+def test_a_damaged_training_goes_back_to_the_one_before(straight: Run, tmp_path: Path) -> None:
+    assert Run(OPTIONS, tmp_path, TEXTS, running=Running(save_every=0.0, keep=3)).go(progress=False)
+    older, old, new = trainings(tmp_path)
+    new.write_bytes(new.read_bytes()[:-1])
+    old.write_bytes(b"")
+    with pytest.warns(UserWarning, match=rf"{new.name}: damaged .* going back to {older.name}"):
+        run = Run(OPTIONS, tmp_path, TEXTS)
+    assert run.state["updates"] == OPTIONS.updates - 2
+    assert {path.suffix for path in (tmp_path / "training").iterdir()} == {
+        ".damaged", ".safetensors"
+    }  # fmt: skip
+    assert run.go(progress=False)
+    assert weights_of(tmp_path) == weights_of(straight.folder)
+
+
+def test_a_training_of_which_all_is_damaged_is_refused(straight: Run, tmp_path: Path) -> None:
+    shutil.copytree(straight.folder, tmp_path / "t")
+    for path in trainings(tmp_path / "t"):
+        path.write_bytes(path.read_bytes()[:-1])
+    for _ in range(2):  # and stays so
+        with pytest.raises(CheckpointError, match=r"00000008\.safetensors: damaged"):
+            Run(OPTIONS, tmp_path / "t", TEXTS)
 
 
 def test_a_batch_must_hold_the_longest_sentence(tmp_path: Path) -> None:
@@ -485,11 +502,15 @@ def test_words_make_two_vocabularies(tmp_path: Path) -> None:
     assert len(translate_lines(again, TEXTS[1].source)) == 12
 
 
-def test_a_second_signal_does_not_wait() -> None:
+def test_a_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with interruption() as caught:
         signal.raise_signal(signal.SIGTERM)
-        assert caught == [signal.SIGTERM]
+        signal.raise_signal(signal.SIGINT)  # the same, by another way
+        assert caught == [signal.SIGTERM, signal.SIGINT]
+        now[0] += 2
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

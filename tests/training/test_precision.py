@@ -1,0 +1,239 @@
+"""Sixteen bits where they are enough: against float64, with overflows made on purpose."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from annotated_transformer.model.transformer import EncoderDecoder, make_model
+from annotated_transformer.training.batches import Batch, make_batch
+from annotated_transformer.training.distributed import World, replicate, update_together
+from annotated_transformer.training.optimizer import make_adam
+from annotated_transformer.training.precision import (
+    BUCKETS,
+    Arithmetic,
+    LossOf,
+    LossScale,
+    NonFiniteError,
+    bucketed,
+    gradient_norm,
+    step,
+)
+from annotated_transformer.training.regularization import linear_cross_entropy
+
+LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def a_model(dropout: float = 0.0) -> EncoderDecoder:
+    torch.manual_seed(0)
+    return make_model(50, 50, N=2, d_model=32, d_ff=64, h=2, dropout=dropout)
+
+
+def some_batch(sentences: int, longest: int, seed: int = 0) -> Batch:
+    chance = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, longest, (2, sentences), generator=chance).tolist()
+    sides = [
+        [torch.randint(4, 50, (n,), generator=chance).tolist() for n in side] for side in sizes
+    ]
+    return make_batch(*sides)
+
+
+# --- arithmetic ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_gradients_are_those_of_float32_but_for_rounding(name: Any) -> None:
+    model, batch = a_model(), some_batch(9, 12)
+    found = []
+    for arithmetic in (Arithmetic(), Arithmetic(name)):
+        model.zero_grad()
+        loss, nll = LossOf(model, arithmetic)(batch, 0.1, batch.ntokens)
+        (loss * arithmetic.factor).backward()
+        grads = [p.grad / arithmetic.factor for p in model.parameters() if p.grad is not None]
+        assert {g.dtype for g in grads} == {torch.float32}
+        found.append((loss.item(), nll.item(), torch.cat([g.flatten() for g in grads])))
+    (loss, nll, exact), (low_loss, low_nll, low) = found
+    roundings = 10 * torch.finfo(LOW[name]).eps
+    assert low_loss == pytest.approx(loss, rel=roundings)
+    assert low_nll == pytest.approx(nll, rel=roundings)
+    assert 0 < (low - exact).norm() < roundings * exact.norm()
+
+
+@pytest.mark.parametrize("name", [None, *LOW])
+def test_the_chunked_loss_under_autocast_is_the_plain_one(name: str | None) -> None:
+    torch.manual_seed(1)
+    projection, gold = nn.Linear(16, 700), torch.randint(0, 700, (1100,))  # three chunks
+    x = torch.randn(1100, 16, requires_grad=True)
+    with torch.autocast("cpu", LOW.get(name or ""), enabled=name is not None):
+        loss, _ = linear_cross_entropy(x, projection, gold, 0.1, 1 / 1100)
+    (loss * 1024).backward()
+    ours = [tensor.grad / 1024 for tensor in (x, *projection.parameters())]  # type: ignore[operator]
+    y = x.detach().double().requires_grad_()
+    weight, bias = (p.detach().double().requires_grad_() for p in projection.parameters())
+    exact = F.cross_entropy(F.linear(y, weight, bias), gold, label_smoothing=0.1)
+    exact.backward()
+    eps = torch.finfo(LOW.get(name or "", torch.float32)).eps
+    assert loss.item() == pytest.approx(exact.item(), rel=10 * eps)
+    for mine, theirs in zip(ours, (y, weight, bias), strict=True):
+        assert mine.dtype == torch.float32
+        assert theirs.grad is not None
+        assert (mine - theirs.grad).norm() < 4 * eps * theirs.grad.norm()
+
+
+def test_without_a_scale_float16_gradients_vanish() -> None:
+    torch.manual_seed(1)
+    projection, x = nn.Linear(16, 100), torch.randn(8, 16).mul(1e-3).requires_grad_()
+    lost = []
+    for factor in (1.0, 2.0**15):
+        with torch.autocast("cpu", torch.float16):
+            y = F.linear(x, projection.weight.detach())  # a product whose gradient is float16
+        (y.float().sum() * 1e-8 * factor).backward()
+        assert x.grad is not None
+        lost.append(int((x.grad == 0).sum()))
+        x.grad = None
+    assert lost[0] == x.numel()
+    assert lost[1] == 0
+
+
+def test_what_a_device_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision tf32: needs an NVIDIA GPU"):
+        Arithmetic("tf32")
+    with pytest.raises(ValueError, match="precision float8: choose among float32, tf32"):
+        Arithmetic("float8")  # type: ignore[arg-type]
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5))
+def test_the_scale_halves_and_doubles(finite: list[bool], patience: int) -> None:
+    scale, value, good = LossScale(64.0, patience), 64.0, 0
+    for each in finite:
+        scale.adapt(each)
+        good = good + 1 if each else 0
+        if not each:
+            value = max(1.0, value / 2)
+        elif good == patience:
+            value, good = min(2 * value, 2.0**24), 0
+        assert scale.value == value
+    other = LossScale()
+    other.load_state_dict(scale.state_dict())
+    assert (other.value, other.good) == (scale.value, scale.good)
+
+
+@pytest.mark.parametrize("clip", [None, 0.01, 1e6])
+def test_clipping_is_that_of_torch(clip: float | None) -> None:
+    models = a_model(), a_model()
+    batch = some_batch(5, 9)
+    optimizers = [make_adam(model, lr=0.1) for model in models]
+    for model in models:
+        LossOf(model)(batch, 0.1, batch.ntokens)[0].backward()
+    norm = step(optimizers[0], Arithmetic(), clip)
+    limit = math.inf if clip is None else clip
+    theirs = nn.utils.clip_grad_norm_(models[1].parameters(), limit)
+    optimizers[1].step()
+    assert norm == pytest.approx(theirs.item(), rel=1e-5)
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        assert a.grad is None
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_gradient_that_is_no_number_changes_nothing(bad: float) -> None:
+    model, batch = a_model(), some_batch(5, 9)
+    optimizer = make_adam(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(NonFiniteError, match="gradient of an update of") as error:
+        hook = model.generator.proj.bias.register_hook(lambda grad: grad * bad)
+        update_together(replicate(model, World()), [batch], optimizer, World())
+    hook.remove()
+    assert math.isfinite(error.value.loss)
+    assert not optimizer.state_dict()["state"]
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    update_together(replicate(model, World()), [batch], optimizer, World())  # and it goes on
+
+
+def test_float16_leaves_an_update_out_and_goes_on() -> None:
+    model, batch = a_model(), some_batch(5, 9)
+    half, optimizer = Arithmetic("float16"), make_adam(model, lr=1e-3)
+    assert half.scale is not None
+    half.scale.value = 2.0**24
+    replica, norms, losses = replicate(model, World(), half), [], []
+    for _ in range(25):
+        made, norm = update_together(replica, [batch], optimizer, World(), smoothing=0.1)
+        norms.append(norm)
+        losses.append(made.loss)
+    assert not math.isfinite(norms[0])
+    assert math.isfinite(norms[-1])
+    assert losses[-1] < losses[0]
+    left_out = sum(not math.isfinite(norm) for norm in norms)
+    assert half.scale.value == 2.0 ** (24 - left_out)
+
+
+def test_the_norm_of_all_gradients() -> None:
+    model, batch = a_model(), some_batch(5, 9)
+    LossOf(model)(batch, 0.1, batch.ntokens)[0].backward()
+    grads = [p.grad.double().flatten() for p in model.parameters() if p.grad is not None]
+    assert gradient_norm(model.parameters()) == pytest.approx(torch.cat(grads).norm().item())
+
+
+# --- compiled --------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 7), st.integers(2, 40))
+def test_a_bucket_changes_no_token(sentences: int, longest: int) -> None:
+    batch = some_batch(sentences, longest, seed=sentences)
+    other = bucketed(batch)
+    length = other.src.size(1)
+    assert length in BUCKETS
+    assert length == other.tgt.size(1)
+    assert len(other.src) >= 2
+    assert other.ntokens == batch.ntokens
+    for a, b in ((batch.src, other.src), (batch.tgt_y, other.tgt_y)):
+        assert torch.equal(b[: len(a), : a.size(1)], a)
+        assert int(b.sum()) == int(a.sum())  # nothing but padding, which is 0, beside it
+
+
+def test_a_compiled_model_has_a_program_for_each_bucket() -> None:
+    programs: list[int] = []
+
+    def counting(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        programs.append(1)
+        return graph.forward
+
+    model = a_model()
+    compiled, plain = LossOf(model, compiler=counting), LossOf(model)
+    lengths = set()
+    for seed in range(24):
+        batch = some_batch(seed % 6 + 1, 3 + 2 * seed, seed)
+        lengths.add(bucketed(batch).src.size(1))
+        found = []
+        for loss_of in (compiled, plain):
+            model.zero_grad()
+            loss, _ = loss_of(batch, 0.1, batch.ntokens)
+            loss.backward()
+            grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            found.append((loss, grads))
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    assert 3 < len(programs) == len(lengths) <= len(BUCKETS)
+
+
+def test_the_programs_are_bounded_with_dropout_too() -> None:
+    programs: list[int] = []
+
+    def counting(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        programs.append(1)
+        return graph.forward
+
+    model = a_model(dropout=0.1).train()
+    loss_of = LossOf(model, compiler=counting)
+    for seed in range(6):
+        loss_of(some_batch(seed + 1, 8, seed), 0.1, 10)[0].backward()
+    assert len(programs) == 1

@@ -1,0 +1,156 @@
+"""Trainings that are killed at moments drawn by chance end with the bits of one that was not."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from annotated_transformer.training.monitoring import read_journal
+from annotated_transformer.translation.checkpoints import load_tensors, trainings
+
+PROGRAM = '''
+"""Train in forked processes, which are killed. Forked, so that torch is imported only once."""
+import contextlib, os, random, signal, socket, sys, time, traceback
+from pathlib import Path
+import torch
+from annotated_transformer.translation.checkpoints import trainings
+from annotated_transformer.translation.corpora import load_corpus
+from annotated_transformer.translation.system import Run, Running, Training
+from annotated_transformer.training.distributed import together
+
+folder, kills, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+chance = random.Random(seed)
+texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12)
+options = Training(layers=1, vocabulary=300, updates=40, warmup=4, max_tokens=256, dropout=0.2,
+                   max_len=128, average=3, average_every=4, accumulate=2)
+
+
+def train():
+    torch.set_num_threads(1)
+    with together() as world:
+        run = Run(options, folder, texts, world, Running(save_every=0.0, log_every=5))
+        run.go(progress=False)
+
+
+def start(size):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        code = 1
+        try:
+            if size > 1:
+                os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank),
+                                  MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            else:
+                os.environ.pop("RANK", None)
+            if not kills or os.environ.get("LOUD"):
+                train()
+            else:
+                with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
+                    train()
+            code = 0
+        except BaseException:
+            if "LOUD" in os.environ:
+                traceback.print_exc()
+        finally:
+            os._exit(code)
+    return children
+
+
+def ended(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+codes = [ended(pid) for pid in start(size)] if not kills else []
+killed, places, cut = 0, set(), 0
+while killed < kills:
+    children = start(size)
+    if killed % 2:  # when it goes on; else at the start, too
+        newest, patience = trainings(folder)[-1:], time.monotonic() + 20
+        while trainings(folder)[-1:] == newest and time.monotonic() < patience:
+            time.sleep(0.005)
+    time.sleep(chance.uniform(0, 0.5))
+    victim = chance.choice(children)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+    if killed % 3 == 0:  # of all, else of one
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    grace = time.monotonic() + 1  # the others notice, or are killed, as torchrun does
+    while any(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+              for pid in children) and time.monotonic() < grace:
+        time.sleep(0.01)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)  # of no consequence to those that have ended
+    codes = {pid: ended(pid) for pid in children}
+    if codes[victim] == -signal.SIGKILL:
+        killed += 1
+    found = trainings(folder)
+    if found:
+        places.add(int(found[-1].stem))
+        if len(found) > 1 and killed % 2 == 0:  # the disk has lost its last writes
+            data = found[-1].read_bytes()
+            found[-1].write_bytes(data[: chance.randrange(len(data))])
+            cut += 1
+        if int(found[-1].stem) >= options.updates - 2:  # not to run out of updates
+            for path in found:
+                path.unlink()
+print(killed, cut, len(places))
+if kills:
+    assert [ended(pid) for pid in start(size)] == [0] * size
+else:
+    assert codes == [0] * size
+'''
+
+
+def run(folder: Path, kills: int, size: int, seed: int = 0) -> list[int]:
+    """Run the program; return kills, cut files, and at how many updates they came."""
+    program = folder.parent / "program.py"
+    program.write_text(PROGRAM)
+    words = [sys.executable, str(program), str(folder), *map(str, (kills, size, seed))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [int(word) for word in done.stdout.split()]
+
+
+def left(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes], list[dict[str, float]]]:
+    """Return the bits of the training, of its best and averaged weights, and its log."""
+    tensors, _ = load_tensors(trainings(folder)[-1])
+    kept = [folder / "model.safetensors", *sorted((folder / "snapshots").glob("*.safetensors"))]
+    log = [
+        {name: row[name] for name in ("update", "epoch", "loss", "rate", "norm", "tokens")}
+        for row in read_journal(folder / "log.jsonl")
+    ]
+    bits = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+    return bits, {path.name: path.read_bytes() for path in kept}, log
+
+
+@pytest.mark.parametrize(("size", "kills"), [(1, 20), (2, 6)])
+def test_killed_at_any_moment(tmp_path: Path, size: int, kills: int) -> None:
+    seed = time.time_ns() % 100_000
+    print("seed", seed)  # of a failure
+    run(tmp_path / "straight", 0, size)
+    killed, cut, places = run(tmp_path / "killed", kills, size, seed)
+    assert killed == kills
+    assert cut > 0
+    assert places > 1
+    assert left(tmp_path / "killed") == left(tmp_path / "straight")
+    assert list((tmp_path / "killed").rglob("*.part")) == []
