@@ -31,8 +31,9 @@ from annotated_transformer.model.layers import Dropout
 from annotated_transformer.model.multi_head import MultiHeadedAttention, PackedMask
 from annotated_transformer.model.transformer import EncoderDecoder, ModelConfig, build_model
 from annotated_transformer.notation import PAD
-from annotated_transformer.results.machine_translation import RecordError, product_flops
+from annotated_transformer.results.machine_translation import RecordError
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
+from annotated_transformer.training.monitoring import product_flops
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.training.regularization import linear_cross_entropy, smoothed_target
 from annotated_transformer.training.speed import (

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -29,7 +29,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from annotated_transformer.training.distributed import together
-from annotated_transformer.training.monitoring import read_journal, training_figure
+from annotated_transformer.training.monitoring import describe_rate, read_journal, training_figure
 from annotated_transformer.training.speed import Products, prepare_cpu
 from annotated_transformer.translation.beam_search import check_search
 from annotated_transformer.translation.checkpoints import (
@@ -67,6 +67,7 @@ from annotated_transformer.translation.shards import (
     remarks,
 )
 from annotated_transformer.translation.system import (
+    PAPER,
     RECIPES,
     Run,
     Running,
@@ -230,11 +231,13 @@ class Train:
                 self.introduce(run, texts, products)
             finished = run.go(progress=not self.quiet)
         if not world.main:
-            return 0 if finished else 128 + (run.stopped or 0)
+            return 0 if run.stopped is None else 128 + run.stopped
+        say(pace(run))
         if not finished:
-            done = run.state["updates"]
-            say(f"{NAME}: interrupted after update {done}; the same command goes on from there")
-            return 128 + (run.stopped or 0)
+            done, stopped = run.state["updates"], run.stopped
+            how = "stopped" if stopped is None else "interrupted"
+            say(f"{NAME}: {how} after update {done}; the same command goes on from there")
+            return 0 if stopped is None else 128 + stopped
         scores = self.score(run, texts)
         record = make_record(load_system(out), run.state, scores, command_line(), world.size)
         data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
@@ -275,6 +278,21 @@ class Train:
             scores[name] = evaluate_system(system, test, progress=not self.quiet)
             show(scores[name], f"{options.corpus} {name}, greedy")
         return scores
+
+
+def pace(run: Run) -> str:
+    """Say how fast a training is, and how long the whole of it takes at this pace.
+
+    Defined in: book/translation/command.md
+    """
+    state, seconds = run.state, max(run.state["seconds"], 1e-9)
+    each = seconds / max(1, state["updates"])
+    rate = describe_rate(state["flops"] / seconds, run.peak)
+    whole = timedelta(seconds=round(each * run.options.updates))
+    return (
+        f"{state['updates']} updates of {each:.2f} seconds, {state['tokens'] / seconds:.0f} target "
+        f"tokens a second, {rate}; {run.options.updates} take {whole}"
+    )
 
 
 def prepared_options(options: Training, corpus: Prepared) -> Training:
@@ -740,15 +758,19 @@ def parse(args: Sequence[str]) -> Command:
 
     Defined in: book/translation/command.md
     """
-    corpus = "grammar"  # its recipe gives the defaults, so it must be known before
+    corpus, preset = "grammar", ""  # their recipe gives the defaults: to be known before
     for word, following in itertools.pairwise([*args, ""]):
         if word == "--corpus":
             corpus = following
+        elif word.partition("=")[0] == "--preset":
+            preset = word.partition("=")[2] or following
         elif word.startswith("--corpus="):
             corpus = word.partition("=")[2]
         elif word.partition("=")[0] == "--prepared":
             corpus = "prepared"
     recipe = RECIPES.get(corpus, replace(RECIPES["grammar"], corpus=corpus))
+    if corpus == "prepared" and preset == "big":
+        recipe = PAPER["big"]
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):

@@ -167,6 +167,8 @@ class Running:
     """How many checkpoints to keep to go on from."""
     log_every: int = 50
     """Updates between the lines of the log."""
+    steps: int | None = None
+    """Make only so many updates now, and say how long the whole training takes."""
     tensorboard: Path | None = None
     """Folder for TensorBoard, which is to be installed for that."""
     non_finite: Literal["stop", "skip"] = "stop"
@@ -177,6 +179,27 @@ class Running:
     """Let each process hold only a piece of the model (FSDP2), where there are several."""
 
 
+def paper_recipe(preset: Literal["base", "big"], updates: int, average: int) -> Training:
+    """Return the training of the paper: sections 5.1 to 5.4 and 6.1, and Table 3.
+
+    Defined in: book/translation/system.md
+    """
+    hours = {"base": 12, "big": 84}[preset]
+    return Training(
+        corpus="prepared",
+        preset=preset,
+        vocabulary=37_000,
+        max_tokens=3125,  # of each language, on each of eight GPUs
+        accumulate=8,
+        updates=updates,
+        warmup=4000,
+        peak=(PRESETS[preset].d_model * 4000) ** -0.5,
+        average=average,
+        average_every=updates // (6 * hours),  # ten minutes
+    )
+
+
+PAPER = {"base": paper_recipe("base", 100_000, 5), "big": paper_recipe("big", 300_000, 20)}
 RECIPES: dict[str, Training] = {
     "grammar": Training(
         corpus="grammar",
@@ -215,18 +238,7 @@ RECIPES: dict[str, Training] = {
         for year in (2014, 2016, 2017)
     },
     "files": Training(corpus="files"),
-    "prepared": Training(  # the paper's base model: section 5, and Table 3
-        corpus="prepared",
-        preset="base",
-        vocabulary=37_000,
-        max_tokens=3125,
-        accumulate=8,
-        updates=100_000,
-        warmup=4000,
-        peak=7e-4,
-        average=5,
-        average_every=1389,  # ten minutes: 100,000 updates took 12 hours
-    ),
+    "prepared": PAPER["base"],
 }
 
 
@@ -548,6 +560,7 @@ class Run:
         self.state["epoch"] = (0, 0)  # its number, and the updates before it
         self.state["window"] = {}  # sums since the last line of the log
         self.state["skipped"] = 0  # updates in a row
+        self.state["tokens"] = self.state["flops"] = 0  # of all updates
         self.recent = Progress()  # since the last point of the curve
         self.stopped: int | None = None
         self.world.main_first(lambda: self._set_up(texts))
@@ -673,6 +686,7 @@ class Run:
             file=sys.stderr,
         )
         clock = SaveClock(self.running.save_every)
+        goal = state["updates"] + (self.running.steps or options.updates)
         with bar, self._journal() as journal, interruption() as stop:
             begun = state["epoch"]
             todo = updates_to_come(self.train, options, state["updates"], begun)
@@ -694,10 +708,11 @@ class Run:
                 if last or self.snapshot_due(left):
                     self.snapshot()
                 stops, due = world.total(sum(stop[:1]), world.main and clock.due())
-                if last or not left or stops or due:
+                pauses = state["updates"] == goal
+                if last or not left or stops or due or pauses:
                     clock.measure(self.save)
-                if stops and not last:
-                    self.stopped = stop[0] if stop else signal.SIGTERM
+                if (stops or pauses) and not last:
+                    self.stopped = (stop[0] if stop else signal.SIGTERM) if stops else None
                     return False
         return True
 
@@ -729,6 +744,8 @@ class Run:
         sizes = self.lengths[list(itertools.chain(*groups))]
         vocabulary = len(self.system.tokenizers[1])
         flops = batch_flops(self.system.config, vocabulary, *sizes.T.tolist())
+        state["tokens"] += made.tokens
+        state["flops"] += flops
         new = {**asdict(made), "flops": flops, "skipped": int(not math.isfinite(norm))}
         for name, value in new.items():
             window[name] = window.get(name, 0) + value
@@ -774,11 +791,9 @@ class Run:
         if journal is None:
             return
         recent, cuda = Progress(*(window[n] for n in ("nll", "tokens", "seconds"))), None
-        peak, rate = None, window["flops"] / max(recent.seconds, 1e-9)
+        peak, rate = self.peak, window["flops"] / max(recent.seconds, 1e-9)
         if self.world.device.type == "cuda":
             cuda = torch.cuda.max_memory_allocated()
-            one = peak_flops(torch.cuda.get_device_name(), self.options.precision)
-            peak = None if one is None else one * self.world.size
         journal.write(
             self.state["updates"],
             epoch=epoch + 1,
@@ -793,6 +808,14 @@ class Run:
             memory=cuda,
             skipped=window["skipped"],
         )
+
+    @property
+    def peak(self) -> float | None:
+        """What all devices together can do, in operations per second, where that is known."""
+        if self.world.device.type != "cuda":
+            return None
+        one = peak_flops(torch.cuda.get_device_name(), self.options.precision)
+        return None if one is None else one * self.world.size
 
     def snapshot_due(self, left: int) -> bool:
         """Say whether weights are to be kept now; ``left`` updates remain of the epoch."""
@@ -973,6 +996,8 @@ def make_record(
             "processes": processes,
         },
         "updates": state["updates"],
+        "tokens": state["tokens"],
+        "flops": state["flops"],
         "seconds": round(state["seconds"], 1),
         "curve": state["curve"],
         "scores": scores,

@@ -149,8 +149,8 @@ def test_a_gradient_that_is_no_number_changes_nothing(bad: float) -> None:
     model, batch = a_model(), some_batch(5, 9)
     optimizer = make_adam(model)
     before = [p.detach().clone() for p in model.parameters()]
+    hook = model.generator.proj.bias.register_hook(lambda grad: grad * bad)
     with pytest.raises(NonFiniteError, match="gradient of an update of") as error:
-        hook = model.generator.proj.bias.register_hook(lambda grad: grad * bad)
         update_together(replicate(model, World()), [batch], optimizer, World())
     hook.remove()
     assert math.isfinite(error.value.loss)

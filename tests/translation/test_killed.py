@@ -1,19 +1,12 @@
 """Trainings that are killed at moments drawn by chance end with the bits of one that was not."""
 
-import json
 import os
-import random
-import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.translation.checkpoints import load_tensors, trainings
@@ -31,8 +24,9 @@ from annotated_transformer.training.distributed import together
 folder, kills, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 chance = random.Random(seed)
 texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12)
-options = Training(layers=1, vocabulary=300, updates=40, warmup=4, max_tokens=256, dropout=0.2,
-                   max_len=128, average=3, average_every=4, accumulate=2)
+updates, dropout = int(sys.argv[5]), float(sys.argv[6])
+options = Training(layers=1, vocabulary=300, updates=updates, warmup=4, max_tokens=256,
+                   dropout=dropout, max_len=128, average=3, average_every=4, accumulate=2)
 
 
 def train():
@@ -120,11 +114,18 @@ else:
 '''
 
 
-def run(folder: Path, kills: int, size: int, seed: int = 0) -> list[int]:
+def run(
+    folder: Path, kills: int, size: int, seed: int = 0, updates: int = 40, dropout: float = 0.2
+) -> list[int]:
     """Run the program; return kills, cut files, and at how many updates they came."""
     program = folder.parent / "program.py"
     program.write_text(PROGRAM)
-    words = [sys.executable, str(program), str(folder), *map(str, (kills, size, seed))]
+    words = [
+        sys.executable,
+        str(program),
+        str(folder),
+        *map(str, (kills, size, seed, updates, dropout)),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -154,3 +155,24 @@ def test_killed_at_any_moment(tmp_path: Path, size: int, kills: int) -> None:
     assert places > 1
     assert left(tmp_path / "killed") == left(tmp_path / "straight")
     assert list((tmp_path / "killed").rglob("*.part")) == []
+
+
+def test_the_number_of_processes_may_change(tmp_path: Path) -> None:
+    for name, stops in (("one", [(1, 24)]), ("several", [(2, 7), (1, 15), (3, 24)])):
+        for size, updates in stops:
+            run(tmp_path / name, 0, size, updates=updates, dropout=0.0)
+    logs = [read_journal(tmp_path / name / "log.jsonl") for name in ("one", "several")]
+    assert [row["update"] for row in logs[0]] == [5, 10, 15, 20, 24]
+    several = {row["update"]: row for row in logs[1]}
+    for row in logs[0][1:]:  # the ends of the parts have lines of their own
+        for name in ("epoch", "rate"):
+            assert several[row["update"]][name] == row[name]
+        assert several[row["update"]]["norm"] == pytest.approx(row["norm"], rel=1e-2)
+    sums = [sum(row["tokens"] for row in log) for log in logs]
+    assert sums[0] == sums[1]  # the same sentences, each once
+    states = [load_tensors(trainings(tmp_path / name)[-1]) for name in ("one", "several")]
+    for name, tensor in states[0][0].items():
+        if name.startswith("model."):
+            assert (states[1][0][name] - tensor).abs().max() < 1e-2, name
+    curves = [data["curve"][-1]["valid_loss"] for _, data in states]
+    assert curves[0] == pytest.approx(curves[1], abs=1e-3)

@@ -4,6 +4,7 @@ import copy
 import errno
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -20,6 +21,9 @@ from hypothesis import strategies as st
 
 from annotated_transformer.notation import EOS
 from annotated_transformer.training.loop import evaluate
+from annotated_transformer.training.monitoring import read_journal
+from annotated_transformer.training.optimizer import make_adam, rate
+from annotated_transformer.training.precision import NonFiniteError
 from annotated_transformer.translation import checkpoints
 from annotated_transformer.translation import system as module
 from annotated_transformer.translation.checkpoints import (
@@ -54,6 +58,7 @@ from annotated_transformer.translation.system import (
     make_record,
     model_config,
     processor,
+    replay,
     translate_lines,
     updates_to_come,
 )
@@ -574,3 +579,150 @@ def test_without_git_or_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.commit() == "unknown"
     monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: exec("raise OSError"))
     assert "cores" in processor()
+
+
+# --- how a training runs ---------------------------------------------------------
+
+
+def broken(run: Run) -> None:
+    """Let the next losses be no numbers."""
+    with torch.no_grad():
+        run.system.model.generator.proj.bias.fill_(float("nan"))
+
+
+def test_a_loss_that_is_no_number_stops_and_can_be_seen_again(tmp_path: Path) -> None:
+    run = Run(OPTIONS, tmp_path, TEXTS)
+    broken(run)
+    before = [p.detach().clone() for p in run.system.model.parameters()]
+    with pytest.raises(
+        NonFiniteError, match=r"update 1, epoch 1, lines [\d, ]+.*: the loss of"
+    ) as e:
+        run.go(progress=False)
+    (path,) = (tmp_path / "non_finite").iterdir()
+    assert path.name in str(e.value)
+    for a, b in zip(before, run.system.model.parameters(), strict=True):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+    lines = load_tensors(path)[1]["lines"]
+    groups = next(iter(updates_to_come(run.train, OPTIONS, 0)))[2]
+    assert lines == sorted(i + 1 for numbers in groups for i in numbers)
+    assert all(math.isnan(number) for number in replay(path))
+
+
+def test_a_kept_update_is_computed_again_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = Run(OPTIONS, tmp_path, TEXTS), []
+    real = module.update_together
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        random = torch.get_rng_state()
+        with torch.no_grad():
+            twin = copy.deepcopy(arguments[0])
+        made, norm = real(twin, arguments[1], make_adam(twin.model), run.world, None, 0.1)
+        seen.append(norm)
+        torch.set_rng_state(random)
+        torch.rand(5)  # whatever was drawn in the update
+        raise NonFiniteError(math.inf, norm, made.tokens)
+
+    monkeypatch.setattr(module, "update_together", fails)
+    with pytest.raises(NonFiniteError):
+        run.go(progress=False)
+    (path,) = (tmp_path / "non_finite").iterdir()
+    torch.manual_seed(77)
+    loss, norm = replay(path)
+    assert math.isfinite(loss)
+    assert norm == pytest.approx(seen[0], rel=1e-6)
+
+
+def test_losses_that_are_no_number_are_left_out_but_not_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = module.update_together, itertools.count(1)
+
+    def sometimes(*arguments: Any, **named: Any) -> Any:
+        if next(count) in (2, 3):
+            raise NonFiniteError(math.nan, math.nan, 9)
+        return real(*arguments, **named)
+
+    running = Running(non_finite="skip", log_every=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "update_together", sometimes)
+        run = Run(OPTIONS, tmp_path / "a", TEXTS, running=running)
+        with pytest.warns(UserWarning, match="left out: update 2, epoch 1, lines"):
+            assert run.go(progress=False)
+    assert run.schedule.last_epoch == run.state["updates"] == OPTIONS.updates
+    assert [row["skipped"] for row in read_journal(tmp_path / "a/log.jsonl")] == [2, 0]
+    run = Run(replace(OPTIONS, updates=40), tmp_path / "b", TEXTS, running=running)
+    broken(run)
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(NonFiniteError):
+        run.go(progress=False)
+    assert run.state["updates"] == module.MOST_SKIPPED - 1
+
+
+def test_the_log_adds_up(tmp_path: Path) -> None:
+    run = Run(OPTIONS, tmp_path, TEXTS, running=Running(log_every=3))
+    assert run.go(progress=False)
+    rows = read_journal(tmp_path / "log.jsonl")
+    assert [row["update"] for row in rows] == [3, 6, 8]
+    tokens = [
+        sum(run.train.batch(numbers).ntokens for numbers in groups)
+        for *_, groups in updates_to_come(run.train, OPTIONS, 0)
+    ]
+    assert [row["tokens"] for row in rows] == [
+        sum(tokens[a:b]) for a, b in ((0, 3), (3, 6), (6, 8))
+    ]
+    assert sum(tokens) == run.state["tokens"]
+    for row in rows:
+        assert row["rate"] == pytest.approx(
+            rate(int(row["update"]), 128, OPTIONS.peak * (128 * 4) ** 0.5, 4)
+        )
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        assert "share_of_peak" not in row  # of a processor that is in no table
+
+
+def test_checkpoints_are_few_and_steps_can_be_counted(tmp_path: Path) -> None:
+    running = Running(save_every=0.0, keep=3, steps=5)
+    run = Run(OPTIONS, tmp_path, TEXTS, running=running)
+    assert not run.go(progress=False)
+    assert run.stopped is None
+    assert [int(path.stem) for path in trainings(tmp_path)] == [3, 4, 5]
+    assert Run(OPTIONS, tmp_path, TEXTS, running=running).go(progress=False)
+    assert [int(path.stem) for path in trainings(tmp_path)] == [6, 7, 8]
+
+
+def test_saving_takes_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def save() -> None:
+        now[0] += 10
+
+    clock, saving = module.SaveClock(60.0), 0.0
+    for _ in range(10_000):
+        now[0] += 1
+        if clock.due():
+            clock.measure(save)
+            saving += 10
+    assert 0.04 < saving / now[0] < 0.06
+    assert not module.SaveClock(60.0).due()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_training_in_sixteen_bits_resumes_to_the_bit(name: Any, tmp_path: Path) -> None:
+    options = replace(OPTIONS, precision=name, clip=0.5, updates=5)
+    straight = Run(options, tmp_path / "a", TEXTS)
+    assert straight.go(progress=False)
+    assert not Run(options, tmp_path / "b", TEXTS, running=Running(steps=2)).go(progress=False)
+    assert Run(options, tmp_path / "b", TEXTS).go(progress=False)
+    assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
+    with pytest.raises(UsageError, match=f"has --precision {name}, not float32"):
+        Run(replace(options, precision="float32"), tmp_path / "a", TEXTS)
+
+
+def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--precision tf32: needs an NVIDIA GPU"):
+        Run(replace(OPTIONS, precision="tf32"), tmp_path / "a", TEXTS)
+    with pytest.raises(UsageError, match="--pieces of a model: for several processes"):
+        Run(OPTIONS, tmp_path / "b", TEXTS, running=Running(pieces=True))
+    with pytest.raises(UsageError, match="--clip 0"):
+        Run(replace(OPTIONS, clip=0.0), tmp_path / "c", TEXTS)
