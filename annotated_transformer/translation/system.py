@@ -838,12 +838,15 @@ class Run:
             header = {**data, "update": self.state["updates"]}
             save_tensors(path, tensors, {**header, "tokenizers": self.system.fingerprint})
 
-    def average(self) -> float:
+    def average(self, last: int | None = None) -> float:
         """Write the mean of the last checkpoints; return its validation loss (section 6.1).
 
         The model of the training is not touched. The main process can do it alone.
+
+        Args:
+            last: How many; all that were kept unless given.
         """
-        loss = LossOf(average_system(self.folder).model)
+        loss = LossOf(average_system(self.folder, last).model)
         return evaluate_together(loss, self._valid_order(), self.valid.batch, World()).loss
 
     def _valid_order(self) -> Sequence[Numbers]:

@@ -20,6 +20,7 @@ import sacrebleu
 import torch
 
 from annotated_transformer.results.machine_translation import ABLATION, read_records
+from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.translation import command as module
 from annotated_transformer.translation.checkpoints import load_system, load_tensors, trainings
 from annotated_transformer.translation.command import (
@@ -134,7 +135,7 @@ def test_translate_and_evaluate_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "train, translate, evaluate"),
+        ("", "train, plot, translate, evaluate"),
         ("trian", "trian"),
         ("train --preset huge", "'huge'"),
         ("train --layers many", "--layers"),
@@ -708,3 +709,59 @@ def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> Non
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert list(stopped.rglob("*.part")) == []
+
+
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=1"
+
+
+def start_together(words: list[str]) -> subprocess.Popen[str]:
+    """Start the command in two processes."""
+    command = [sys.executable, *TORCHRUN.split(), "-m", "annotated_transformer", *words]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes as Linux shows them")
+def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_path: Path) -> None:
+    options = [*SIZES.split(), "--updates", "30", *texts, "--save-every", "0", "--quiet"]
+    words = ["train", *options, "--out", str(tmp_path / "run")]
+    with start_together(words) as process:  # a cluster wants its machine back
+        wait_for(tmp_path / "run/model.safetensors", process)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        message = process.stderr.read()
+    assert process.returncode != 0
+    assert re.search(r"interrupted after update \d+; the same command goes on", message), message
+    done = int(trainings(tmp_path / "run")[-1].stem)
+    assert 0 < done < 30
+    with start_together(words) as process:
+        while trainings(tmp_path / "run")[-1].stem == f"{done:08d}":
+            assert process.poll() is None
+            time.sleep(0.01)
+        kin = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(kin[-1]), signal.SIGKILL)  # one of the two; torchrun starts both again
+        assert process.stderr is not None
+        message = process.stderr.read()
+    assert process.returncode == 0, message
+    record = json.loads((tmp_path / "run/record.json").read_text(encoding="utf-8"))
+    assert record["updates"] == 30
+    assert record["hardware"]["processes"] == 2
+    rows = read_journal(tmp_path / "run/log.jsonl")
+    assert [row["update"] for row in rows] == [30]
+
+
+def test_plot_draws_a_log(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    for suffix, start in (("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")):
+        picture = tmp_path / f"picture.{suffix}"
+        assert main(["plot", str(trained), "-o", str(picture)]) == 0
+        assert picture.read_bytes().startswith(start)
+    assert "wrote" in capsys.readouterr().err
+    assert "log.jsonl is missing" in fails(capsys, "plot", tmp_path)
+    assert "must end with .svg" in fails(capsys, "plot", trained, "-o", tmp_path / "picture.gif")
+    (tmp_path / "log.jsonl").write_text("{\n{}\n", encoding="utf-8")
+    assert "log.jsonl" in fails(capsys, "plot", tmp_path)

@@ -1,0 +1,79 @@
+"""The paper's training: its settings as a command, tried at its width on a made-up corpus."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from annotated_transformer.engineering import schedule
+from annotated_transformer.engineering.schedule import measure_pace, training_flops
+from annotated_transformer.model.transformer import PRESETS, ModelConfig
+from annotated_transformer.training.batches import Batch
+from annotated_transformer.training.monitoring import batch_flops, read_journal
+from annotated_transformer.training.optimizer import rate
+from annotated_transformer.translation.checkpoints import trainings
+from annotated_transformer.translation.command import Train, main, parse
+from annotated_transformer.translation.system import PAPER
+from benchmarks.prepare import write_corpus
+
+
+def test_a_pace_is_what_a_step_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def costs(_: object, batches: list[Batch], *__: object, **___: object) -> None:
+        now[0] += 0.5 + 0.002 * batches[0].ntokens
+
+    monkeypatch.setattr(schedule, "update", costs)
+    monkeypatch.setattr(schedule.time, "perf_counter", lambda: now[0])
+    config = ModelConfig(N=1, d_model=16, d_ff=32, h=2)
+    pace = measure_pace(config, 50, sentences=3, length=7)
+    assert pace.token == pytest.approx(0.002)
+    assert pace.update == pytest.approx(0.5)
+    assert pace.step(25_000) == pytest.approx(50.5)
+    assert pace.flops * 7 == batch_flops(config, 50, [7], [7])
+
+
+def test_the_work_of_a_training() -> None:
+    config = PRESETS["base"]
+    one = batch_flops(config, 37_000, [25] * 1000, [25] * 1000)  # 25,000 tokens of each
+    assert training_flops(config, 37_000, 3, length=25) == 3 * one
+
+
+@pytest.mark.parametrize("preset", ["base", "big"])
+def test_the_command_has_the_settings_of_the_paper(preset: str) -> None:
+    command = parse(["train", "--prepared", "wmt14", "--preset", preset])
+    assert isinstance(command, Train)
+    options = command.training
+    assert options == PAPER[preset]  # type: ignore[index]
+    width = {"base": 512, "big": 1024}[preset]
+    assert math.isclose(options.peak, rate(4000, width, 1.0, 4000))
+    assert options.max_tokens * options.accumulate == 25_000
+    assert (options.warmup, options.smoothing) == (4000, 0.1)
+    assert options.updates == {"base": 100_000, "big": 300_000}[preset]
+    config = PRESETS[preset]
+    assert (config.N, config.d_model, config.d_ff, config.h) == (6, width, 4 * width, width // 64)
+    assert config.dropout == {"base": 0.1, "big": 0.3}[preset]
+
+
+def test_a_dry_run_at_the_width_of_the_paper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path, 4000)
+    files = ["--train-files", "train.de", "train.en", "--valid-files", "valid.de", "valid.en"]
+    words = ["prepare", "wmt", *files, "--vocabulary", "8000", "--workers", "1", "--quiet"]
+    assert main(words) == 0
+    # Everything is the paper's but the number of layers and the size of the micro-batches.
+    smaller = ["--layers", "1", "--max-tokens", "160", "--skip-long", "--average", "0"]
+    train = ["train", "--prepared", "wmt", *smaller, "--out", "base", "--quiet", "--steps", "20"]
+    assert main([*train, "--log-every", "10"]) == 0
+    error = capsys.readouterr().err
+    assert re.search(r"20 updates of [\d.]+ seconds, \d+ target tokens a second, ", error)
+    assert re.search(r"; 100000 take (\d+ days?, )?[\d:]+\n", error)
+    assert "stopped after update 20; the same command goes on from there" in error
+    assert [int(path.stem) for path in trainings(tmp_path / "base")] == [20]
+    rows = read_journal(tmp_path / "base/log.jsonl")
+    assert [row["update"] for row in rows] == [10, 20]
+    assert rows[1]["rate"] == pytest.approx(rate(20, 512, 1.0, 4000))
+    assert all(500 < row["tokens"] / 10 <= 8 * 160 for row in rows)  # eight micro-batches
