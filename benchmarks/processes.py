@@ -1,0 +1,115 @@
+"""Compare one process with two threads, two processes with one each, and bfloat16, in training.
+
+The three ways take turns of a few updates, so that a busy machine slows all alike. Weights and
+sentences are those of the other benchmarks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from annotated_transformer.model.transformer import build_model
+from annotated_transformer.training.distributed import (
+    own_shares,
+    replicate,
+    together,
+    update_together,
+)
+from annotated_transformer.training.optimizer import make_adam
+from annotated_transformer.training.precision import Arithmetic
+from annotated_transformer.training.speed import prepare_cpu
+from annotated_transformer.translation.checkpoints import write_atomically
+from annotated_transformer.translation.system import commit, processor, versions
+from benchmarks.contenders import SIZES, make_pairs
+
+WAYS = {  # processes, threads of each, in which numbers
+    "one process, two threads": (1, 2, "float32"),
+    "two processes, one thread each": (2, 1, "float32"),
+    "one process, two threads, bfloat16": (1, 2, "bfloat16"),
+}
+
+
+def work(name: str, precision: str, updates: int) -> None:
+    """Make some updates, and print the median of their seconds; run by each process."""
+    size = SIZES[name]
+    with together() as world:
+        prepare_cpu()
+        torch.manual_seed(0)
+        model = build_model(size.vocabulary, size.vocabulary, size.config)
+        replica = replicate(model, world, Arithmetic(precision))  # type: ignore[arg-type]
+        optimizer, batch = make_adam(model, lr=1e-4), make_pairs(size)
+        times = []
+        for _ in range(updates + 2):
+            start = time.perf_counter()
+            shares = own_shares([batch], lambda one: one, world)
+            update_together(replica, shares, optimizer, world, smoothing=0.1)
+            times.append(time.perf_counter() - start)
+        if world.main:
+            print(statistics.median(times[2:]))
+
+
+def turn(size: str, way: str, updates: int) -> float:
+    """Run one way in processes of its own; return the seconds of an update."""
+    processes, threads, precision = WAYS[way]
+    inner = ["-m", "benchmarks.processes", "--work", size, precision, str(updates)]
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    words = [*launch, *inner] if processes > 1 else inner
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+    )
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    """Read the options, measure, print, write a record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.processes", description=__doc__)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=8, help="updates of each turn")
+    parser.add_argument("--record", type=Path, help="write the figures into this JSON file")
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(options.work[0], options.work[1], int(options.work[2]))
+        return
+    found = {}
+    for size in SIZES:
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(options.turns):
+            for way, each in times.items():
+                each.append(turn(size, way, options.updates))
+        medians = {way: statistics.median(each) for way, each in times.items()}
+        first = medians[next(iter(WAYS))]
+        found[size] = {way: round(seconds, 4) for way, seconds in medians.items()}
+        for way, seconds in medians.items():
+            print(f"{size:6} {way:36} {seconds:7.3f} s, {first / seconds:.2f} x", flush=True)
+    if options.record:
+        record = {
+            "kind": "processes",
+            "command": shlex.join(["python", "-m", "benchmarks.processes", *sys.argv[1:]]),
+            "commit": commit(),
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "versions": versions(),
+            "hardware": {"processor": processor()},
+            "seconds": found,
+        }
+        data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
+        write_atomically(options.record, data)
+
+
+if __name__ == "__main__":
+    main()
