@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -95,6 +96,9 @@ class World:
         return [tensor.to(state.device) for tensor in found]
 
 
+_COPIES: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # connected, and alive
+
+
 @contextlib.contextmanager
 def together() -> Iterator[World]:
     """Join the processes that torchrun started; without it, a world of one.
@@ -116,6 +120,10 @@ def together() -> Iterator[World]:
     try:
         yield World(dist.get_rank(), dist.get_world_size(), local)
     finally:
+        # A reducer that outlives the group ends it while it holds Python's lock, for which a
+        # thread of the group may be waiting.
+        for connected in list(_COPIES):
+            del connected.reducer, connected.logger
         dist.destroy_process_group()
 
 
@@ -197,7 +205,11 @@ def replicate(
     """
     loss = LossOf(model, arithmetic, compiler)
     if not pieces:
-        return loss if world.size == 1 else DistributedDataParallel(loss)
+        if world.size == 1:
+            return loss
+        connected = DistributedDataParallel(loss)
+        _COPIES.add(connected)
+        return connected
     if world.size == 1 or compiler is not None:
         raise ValueError("pieces of a model: for several processes, not compiled")
     for parameter in model.parameters():

@@ -823,7 +823,7 @@ def unboxed(box: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status: 0, 2 for an error, 130 or 143 if interrupted.
+    """Run the command line; return its status: 0, 2 for an error, 130 or 143 if interrupted.
 
     Defined in: book/translation/command.md
     """

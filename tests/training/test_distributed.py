@@ -209,7 +209,12 @@ def run(
     words += [str(folder / name) for name in ("program.py", "groups.json", "state")] + [form]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"state.{rank}").read_text()) for rank in range(size)]

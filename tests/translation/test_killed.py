@@ -127,7 +127,9 @@ def run(
         *map(str, (kills, size, seed, updates, dropout)),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=environment, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [int(word) for word in done.stdout.split()]
 
