@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
@@ -328,5 +328,7 @@ def evaluate_together(
         nll += loss(batch, 0.0, 1)[1].item()
         tokens += batch.ntokens
     loss.train(training)
+    if isinstance(loss, FSDPModule):
+        loss.reshard()  # the outermost piece waits for a backward pass, which does not come
     nll, total = world.total(nll, tokens)
     return Progress(nll, int(total), time.perf_counter() - start)

@@ -180,6 +180,9 @@ with together() as world:
         shares = own_shares(group, lambda sides: make_batch(*sides), world)
         made, _ = update_together(replica, shares, optimizer, world, schedule, 0.1)
         losses.append(made.loss)
+        if len(losses) == 10:  # in between: measured, and saved
+            evaluate_together(replica, groups[0], lambda sides: make_batch(*sides), world)
+            saved = [whole(p.detach()).numpy().sum() for p in model.parameters()]
     tied = model.generator.proj.weight is model.src_embed[0].lut.weight
     measured = evaluate_together(replica, groups[0], lambda sides: make_batch(*sides), world)
     kept = [whole(p.detach()).clone() for p in model.parameters()]
