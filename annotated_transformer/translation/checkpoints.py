@@ -321,8 +321,8 @@ def training_tensors(
     Defined in: book/translation/checkpoints.md
     """
     tensors = {f"model.{name}": tensor for name, tensor in weights(model).items()}
-    for number, state in optimizer.state_dict()["state"].items():
-        for name, tensor in state.items():
+    for number, state in sorted(optimizer.state_dict()["state"].items()):
+        for name, tensor in sorted(state.items()):  # in one order, for all put pieces together
             tensors[f"optimizer.{number}.{name}"] = whole(tensor)
     for rank, state in enumerate(world.gather(torch.get_rng_state())):
         tensors[f"random.{rank}"] = state

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.translation.checkpoints import load_tensors, trainings
@@ -32,7 +33,8 @@ options = Training(layers=1, vocabulary=300, updates=updates, warmup=4, max_toke
 def train():
     torch.set_num_threads(1)
     with together() as world:
-        run = Run(options, folder, texts, world, Running(save_every=0.0, log_every=5))
+        running = Running(save_every=0.0, log_every=5, pieces=sys.argv[7] == "True")
+        run = Run(options, folder, texts, world, running)
         run.go(progress=False)
 
 
@@ -60,7 +62,7 @@ def start(size):
                     train()
             code = 0
         except BaseException:
-            if "LOUD" in os.environ:
+            if not kills or "LOUD" in os.environ:
                 traceback.print_exc()
         finally:
             os._exit(code)
@@ -115,7 +117,13 @@ else:
 
 
 def run(
-    folder: Path, kills: int, size: int, seed: int = 0, updates: int = 40, dropout: float = 0.2
+    folder: Path,
+    kills: int,
+    size: int,
+    seed: int = 0,
+    updates: int = 40,
+    dropout: float = 0.2,
+    pieces: bool = False,
 ) -> list[int]:
     """Run the program; return kills, cut files, and at how many updates they came."""
     program = folder.parent / "program.py"
@@ -124,7 +132,7 @@ def run(
         sys.executable,
         str(program),
         str(folder),
-        *map(str, (kills, size, seed, updates, dropout)),
+        *map(str, (kills, size, seed, updates, dropout, pieces)),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -178,3 +186,19 @@ def test_the_number_of_processes_may_change(tmp_path: Path) -> None:
             assert (states[1][0][name] - tensor).abs().max() < 1e-2, name
     curves = [data["curve"][-1]["valid_loss"] for _, data in states]
     assert curves[0] == pytest.approx(curves[1], abs=1e-3)
+
+
+def test_pieces_go_on_and_are_put_together(tmp_path: Path) -> None:
+    for name, stops in (("straight", [12]), ("stopped", [5, 12])):
+        for updates in stops:
+            run(tmp_path / name, 0, 2, updates=updates, pieces=True)
+    states = [load_tensors(trainings(tmp_path / name)[-1])[0] for name in ("straight", "stopped")]
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        assert torch.equal(states[1][name], tensor), name
+    run(tmp_path / "copies", 0, 2, updates=12)  # the same, but for roundings
+    copies = load_tensors(trainings(tmp_path / "copies")[-1])[0]
+    assert copies.keys() == states[0].keys()
+    for name, tensor in copies.items():
+        if name.startswith("model."):
+            assert (states[0][name] - tensor).abs().max() < 1e-2, name
