@@ -16,7 +16,7 @@ import torch
 from annotated_transformer.model.transformer import ModelConfig, build_model
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import update
-from annotated_transformer.training.monitoring import batch_flops, product_flops
+from annotated_transformer.training.monitoring import batch_flops
 from annotated_transformer.training.optimizer import make_adam
 
 
@@ -80,7 +80,7 @@ def measure_pace(
             found.append(time.perf_counter() - start)
     small, large = (statistics.median(found[1:]) for found in times)
     tokens = sentences * length
-    each = max(large - small, small / 10) / (2 * tokens)
+    each = max(large - small, small / 10) / (2 * tokens)  # never nothing, on a noisy machine
     flops = batch_flops(config, vocab, [length], [length]) / length
     return Pace(each, max(0.0, small - tokens * each), flops)
 
@@ -92,8 +92,8 @@ def training_flops(config: ModelConfig, vocab: int, updates: int, length: int = 
         config: Sizes of the model.
         vocab: Number of tokens of both languages.
         updates: Each has 25,000 source and 25,000 target tokens.
-        length: Tokens of a sentence; 28 is about the mean of WMT 2014.
+        length: Tokens of a sentence, which change the work but little.
 
     Defined in: book/engineering/schedule.md
     """
-    return updates * product_flops(config, vocab, 1, length, length) * 25_000 // length
+    return updates * batch_flops(config, vocab, [length], [length]) * 25_000 // length

@@ -31,9 +31,9 @@ from annotated_transformer.model.layers import Dropout
 from annotated_transformer.model.multi_head import MultiHeadedAttention, PackedMask
 from annotated_transformer.model.transformer import EncoderDecoder, ModelConfig, build_model
 from annotated_transformer.notation import PAD
-from annotated_transformer.results.machine_translation import RecordError
+from annotated_transformer.results.machine_translation import read_record
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
-from annotated_transformer.training.monitoring import product_flops
+from annotated_transformer.training.monitoring import batch_flops
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.training.regularization import linear_cross_entropy, smoothed_target
 from annotated_transformer.training.speed import (
@@ -692,10 +692,9 @@ def needed_flops(work: Work) -> int:
 
     Defined in: book/engineering/speed.md
     """
-    return sum(
-        product_flops(work.config, work.vocabulary, 1, len(s) + 1, len(t) + 1)
-        for s, t in draw_pairs(work)
-    )
+    pairs = draw_pairs(work)
+    lengths = [len(s) + 1 for s, _ in pairs], [len(t) + 1 for _, t in pairs]
+    return batch_flops(work.config, work.vocabulary, *lengths)
 
 
 def resident(key: Literal["VmRSS", "VmHWM"]) -> int:
@@ -937,17 +936,8 @@ def read_ladders(folder: Path | None) -> dict[str, dict[str, Any]]:
 
     Defined in: book/engineering/speed.md
     """
-    found = {}
-    for path in sorted(folder.glob("ladder-*.json")) if folder else []:
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{path}: cannot be read as JSON: {error}") from None
-        missing = [key for key in LADDER_FIELDS if not isinstance(data, dict) or key not in data]
-        if missing:
-            raise RecordError(f"{path}: has no {', '.join(missing)}; make the record again")
-        found[path.stem] = data
-    return found
+    paths = sorted(folder.glob("ladder-*.json")) if folder else []
+    return {path.stem: read_record(path, LADDER_FIELDS) for path in paths}
 
 
 def measured_rungs(record: Mapping[str, Any]) -> list[Measured]:
@@ -967,17 +957,11 @@ def flops_per_token(config: ModelConfig, n: int, vocab: int) -> int:
         vocab: Tokens in the target vocabulary.
 
     Returns:
-        Operations for one source token and one target token together; a multiplication and
-        an addition are two. Forward and backward, without recomputation.
+        Operations for one source token and one target token together; see ``batch_flops``.
 
     Defined in: book/engineering/speed.md
     """
-    d, h = config.d_model, config.h
-    widths = h * (config.d_k or d // h) + h * (config.d_v or d // h)  # 2d in the paper
-    projections = 3 * 2 * d * widths
-    scores = 3 * n * widths
-    networks = 2 * 2 * d * config.d_ff
-    return 6 * (config.N * (projections + scores + networks) + d * vocab)
+    return batch_flops(config, vocab, [n], [n]) // n
 
 
 def fit(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:

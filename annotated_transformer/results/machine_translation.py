@@ -53,6 +53,30 @@ def find_records(start: Path | None = None) -> Path | None:
     return next((f for f in folders if any(f.glob("*.json"))), None)
 
 
+def read_record(path: Path, fields: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a record.
+
+    Args:
+        path: Its file.
+        fields: Which fields it must have.
+
+    Raises:
+        RecordError: The file is no JSON object, or a field is missing.
+
+    Defined in: book/results/machine_translation.md
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise RecordError(f"{path}: not a JSON object")
+    missing = [field for field in fields if field not in data]
+    if missing:
+        raise RecordError(f"{path}: has no {', '.join(missing)}; make the record again")
+    return data
+
+
 def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Read the records of one kind, by the names of their files.
 
@@ -67,17 +91,9 @@ def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[s
     """
     found = {}
     for path in sorted(folder.glob("*.json")) if folder else []:
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{path}: cannot be read as JSON: {error}") from None
-        if not isinstance(data, dict):
-            raise RecordError(f"{path}: not a JSON object")
+        data = read_record(path)
         if ("curve" in data) if "curve" in fields else (data.get("kind") == "ablation"):
-            missing = [field for field in fields if field not in data]
-            if missing:
-                raise RecordError(f"{path}: has no {', '.join(missing)}; make the record again")
-            found[path.stem] = data
+            found[path.stem] = read_record(path, fields)
     return found
 
 

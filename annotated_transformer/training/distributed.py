@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
@@ -96,6 +98,21 @@ class World:
         return [tensor.to(state.device) for tensor in found]
 
 
+def meet(patience: timedelta) -> tuple[Store, int, int]:
+    """Return the place where the processes leave their addresses, this one's rank, and the size.
+
+    torchrun keeps one store while it starts the processes again, and the addresses of the dead
+    stay in it (github.com/pytorch/pytorch/issues/135712): each start gets names of its own. Over
+    several machines the counts may differ; there torchrun has to be told to make new stores.
+
+    Defined in: book/training/distributed.md
+    """
+    store, rank, size = next(rendezvous("env://", timeout=patience))
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return (PrefixStore(f"start {count}", store) if alone else store), rank, size
+
+
 _COPIES: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # connected, and alive
 
 
@@ -116,7 +133,9 @@ def together() -> Iterator[World]:
     if cuda:
         torch.cuda.set_device(local)
     patience = timedelta(hours=2)  # the others may have to wait for a download
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=patience)
+    store, rank, size = meet(patience)
+    backend = "nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), local)
     finally:

@@ -288,7 +288,7 @@ def _keep(path: Path, update: float) -> None:
     kept = b"".join(piece + b"\n" for piece, entry in _entries(path) if entry["update"] <= update)
     if kept == path.read_bytes():
         return
-    other = path.with_name(f".{path.name}.new")
+    other = path.with_name(f".{path.name}.part")
     with other.open("wb") as file:
         file.write(kept)
         file.flush()

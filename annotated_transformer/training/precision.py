@@ -27,7 +27,7 @@ SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Arithmetic:
-    """In which numbers a training computes.
+    """In which numbers a training computes; on a GPU it also sets how float32 is multiplied.
 
     Args:
         name: ``float32``; ``tf32``, where the products of float32 are rounded inside;

@@ -360,15 +360,29 @@ def load_training(
 ) -> dict[str, Any]:
     """Put everything back as :func:`save_training` found it, and return its ``data``.
 
-    Where there are more processes than before, the new ones keep their random states.
-
     Raises:
         CheckpointError: The file is damaged or of another model.
 
     Defined in: book/translation/checkpoints.md
     """
+    return restore(path, *load_tensors(path), model, optimizer, world)
+
+
+def restore(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    data: dict[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World | None = None,
+) -> dict[str, Any]:
+    """Do as :func:`load_training`, with what was loaded from ``path`` already.
+
+    Where there are more processes than before, the new ones keep their random states.
+
+    Defined in: book/translation/checkpoints.md
+    """
     world = World() if world is None else world
-    tensors, data = load_tensors(path)
     own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     load_weights(model, own, path)
     try:
@@ -411,27 +425,32 @@ def trainings(folder: str | Path) -> list[Path]:
     return sorted((Path(folder) / "training").glob("*.safetensors"))
 
 
-def newest_sound(folder: str | Path) -> Path | None:
-    """Return the newest file that a training can go on from; None where there never was one.
+def load_newest(folder: str | Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+    """Load the newest file that a training can go on from; None where there never was one.
 
     Damaged ones are renamed, with a warning, if there is a sound one before them.
 
     Raises:
-        CheckpointError: All are damaged.
+        CheckpointError: All are damaged, or of an older version.
 
     Defined in: book/translation/checkpoints.md
     """
+    if (old := Path(folder) / "training.safetensors").exists():
+        raise CheckpointError(
+            f"{old}: was written by an older version, which can go on from it; "
+            "use that, or another folder"
+        )
     damaged: list[tuple[Path, CheckpointError]] = []
     for path in reversed(trainings(folder)):
         try:
-            load_tensors(path)
+            tensors, data = load_tensors(path)
         except CheckpointError as error:
             damaged.append((path, error))
             continue
         for newer, reason in damaged:
             warnings.warn(f"{reason}; going back to {path.name}", stacklevel=2)
             newer.replace(newer.with_suffix(".damaged"))
-        return path
+        return path, tensors, data
     if damaged:
         raise damaged[0][1]
     return None

@@ -74,6 +74,7 @@ from annotated_transformer.translation.system import (
     Training,
     UsageError,
     check_options,
+    check_running,
     commit,
     make_record,
     processor,
@@ -219,6 +220,7 @@ class Train:
         if (self.training.corpus == "prepared") != (self.prepared is not None):
             raise UsageError("--corpus prepared and --prepared FOLDER go together")
         check_options(self.training)
+        check_running(self.running)
         with together() as world:
             texts = world.main_first(self.texts)
             options = self.training
@@ -239,7 +241,7 @@ class Train:
             say(f"{NAME}: {how} after update {done}; the same command goes on from there")
             return 0 if stopped is None else 128 + stopped
         scores = self.score(run, texts)
-        record = make_record(load_system(out), run.state, scores, command_line(), world.size)
+        record = make_record(run.system, run.state, scores, command_line(), world.size)
         data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
         write_atomically(self.record or out / "record.json", data)
         return 0
@@ -285,7 +287,7 @@ def pace(run: Run) -> str:
 
     Defined in: book/translation/command.md
     """
-    state, seconds = run.state, max(run.state["seconds"], 1e-9)
+    state, seconds = run.state, max(run.state["update_seconds"], 1e-9)
     each = seconds / max(1, state["updates"])
     rate = describe_rate(state["flops"] / seconds, run.peak)
     whole = timedelta(seconds=round(each * run.options.updates))
@@ -348,11 +350,11 @@ class Plot:
             raise UsageError(f"{self.model}: no log here (log.jsonl is missing)") from None
         except ValueError as error:
             raise UsageError(str(error)) from None
-        record, curve = self.model / "record.json", []
-        if record.exists():
-            curve = json.loads(record.read_text(encoding="utf-8"))["curve"]
-        elif found := trainings(self.model):
-            curve = load_tensors(found[-1])[1]["curve"]
+        curve = []
+        for saved in reversed(trainings(self.model)):
+            with contextlib.suppress(CheckpointError):  # damaged, or replaced at this moment
+                curve = load_tensors(saved)[1]["curve"]
+                break
         picture = io.BytesIO()
         figure = training_figure(journal, curve, self.model.name)
         figure.savefig(picture, format=path.suffix[1:])

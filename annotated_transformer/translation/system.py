@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from tqdm import tqdm
 
 from annotated_transformer import __version__
@@ -47,8 +48,13 @@ from annotated_transformer.training.distributed import (
     replicate,
     update_together,
 )
-from annotated_transformer.training.loop import Progress
-from annotated_transformer.training.monitoring import Journal, batch_flops, peak_flops
+from annotated_transformer.training.loop import Progress, evaluate
+from annotated_transformer.training.monitoring import (
+    Journal,
+    batch_flops,
+    peak_flops,
+    share_of_peak,
+)
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 from annotated_transformer.training.precision import (
     Arithmetic,
@@ -60,16 +66,17 @@ from annotated_transformer.training.precision import (
 from annotated_transformer.translation.beam_search import beam_search, check_search
 from annotated_transformer.translation.checkpoints import (
     WEIGHTS,
+    CheckpointError,
     System,
     average_system,
     check_fingerprint,
     keep_last,
+    load_newest,
     load_system,
     load_tensors,
-    load_training,
     load_weights,
-    newest_sound,
     remove_leftovers,
+    restore,
     save_description,
     save_tensors,
     save_training,
@@ -267,6 +274,19 @@ def check_options(options: Training) -> None:
             raise UsageError(f"--{name} {value}: must be at least 0 and below 1")
 
 
+def check_running(running: Running) -> None:
+    """Raise UsageError for a value that cannot work.
+
+    Defined in: book/translation/system.md
+    """
+    for name in ("keep", "log_every", "steps"):
+        value = getattr(running, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+    if not 0 <= running.save_every < math.inf:
+        raise UsageError(f"--save-every {running.save_every}: must be 0 or more")
+
+
 def model_config(options: Training, shared: bool) -> ModelConfig:
     """Return the sizes of the model that the options ask for.
 
@@ -457,6 +477,101 @@ def interruption() -> Iterator[list[int]]:
             signal.signal(s, handler)
 
 
+def keep_update(
+    path: Path, tensors: Mapping[str, Tensor], batches: Sequence[Batch], **data: Any
+) -> None:
+    """Write an update into a file, so that ``replay`` can compute it again.
+
+    Args:
+        path: A file in the folder ``non_finite`` of a training.
+        tensors: Of ``training_tensors``, before the update.
+        batches: Its micro-batches, of all processes.
+        data: The options, and the target tokens as ``tokens``; whatever else helps.
+
+    Defined in: book/translation/system.md
+    """
+    parts = {}
+    for k, batch in enumerate(batches):
+        parts[f"batch.{k}.src"] = batch.src
+        parts[f"batch.{k}.tgt"] = torch.cat([batch.tgt, batch.tgt_y[:, -1:]], dim=1)
+    save_tensors(path, {**tensors, **parts}, data)
+
+
+def replay(path: Path) -> tuple[float, float]:
+    """Compute a kept update again, in this process; return its loss and its gradient's length.
+
+    On a processor and for a training of one process, to the bit: the random state of a GPU
+    is that after the update.
+
+    Args:
+        path: A file in the folder ``non_finite`` of a training.
+
+    Raises:
+        CheckpointError: It is damaged, or there is no training around it.
+
+    Defined in: book/translation/system.md
+    """
+    tensors, data = load_tensors(path)
+    system = load_system(path.parent.parent, weights=None)
+    own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    load_weights(system.model, own, path)
+    torch.set_rng_state(tensors["random.0"])
+    options = Training(**data["options"])
+    loss_of, total = LossOf(system.model.train(), Arithmetic(options.precision)), 0.0
+    for k in itertools.count():
+        if f"batch.{k}.src" not in tensors:
+            break
+        batch = Batch(tensors[f"batch.{k}.src"], tensors[f"batch.{k}.tgt"])
+        loss, _ = loss_of(batch, options.smoothing, data["tokens"])
+        loss.backward()
+        total += loss.item()
+    return total, gradient_norm(system.model.parameters())
+
+
+def add_up(
+    window: dict[str, float], made: Progress, *, flops: int, norm: float, rate: float
+) -> None:
+    """Add an update to the sums for the next line of the log.
+
+    Args:
+        window: The sums; is changed.
+        made: What the update came to.
+        flops: Its operations.
+        norm: Length of its gradient; not finite where the update was left out.
+        rate: Its learning rate.
+
+    Defined in: book/translation/system.md
+    """
+    skipped = int(not math.isfinite(norm))
+    for name, value in {**asdict(made), "flops": flops, "skipped": skipped}.items():
+        window[name] = window.get(name, 0) + value
+    window.update(norm=norm, rate=rate)  # of the latest
+
+
+def log_line(window: Mapping[str, float], peak: float | None) -> dict[str, float | None]:
+    """Return the line that sums come to.
+
+    Args:
+        window: Of ``add_up``.
+        peak: What all devices together can do, in operations per second, if it is known.
+
+    Defined in: book/translation/system.md
+    """
+    made = Progress(window["nll"], int(window["tokens"]), window["seconds"])
+    flops, seconds = window["flops"], window["seconds"]
+    return {
+        "loss": made.loss,
+        "rate": window["rate"],
+        "norm": window["norm"],
+        "tokens": made.tokens,
+        "seconds": seconds,
+        "tokens_per_second": made.speed,
+        "flops_per_second": flops / seconds if seconds else None,
+        "share_of_peak": share_of_peak(flops, seconds, peak),
+        "skipped": window["skipped"],
+    }
+
+
 def fresh_model(
     tokenizers: tuple[Tokenizer, Tokenizer], config: ModelConfig, seed: int
 ) -> EncoderDecoder:
@@ -551,24 +666,26 @@ class Run:
         world: World | None = None,
         running: Running | None = None,
     ) -> None:
-        check_options(options)
         self.options, self.folder = options, folder
         self.world = World() if world is None else world
         self.running = Running() if running is None else running
+        check_options(options)
+        check_running(self.running)
         self.state: dict[str, Any] = {"updates": 0, "seconds": 0.0, "curve": [], "best": None}
         self.state["commit"] = commit()
         self.state["epoch"] = (0, 0)  # its number, and the updates before it
         self.state["window"] = {}  # sums since the last line of the log
         self.state["skipped"] = 0  # updates in a row
         self.state["tokens"] = self.state["flops"] = 0  # of all updates
+        self.state["update_seconds"] = 0.0  # without validation
         self.recent = Progress()  # since the last point of the curve
         self.stopped: int | None = None
         self.world.main_first(lambda: self._set_up(texts))
         self.lengths = np.asarray(self.train.lengths(), dtype=np.int64)  # (pairs, 2)
         self._connect()
-        found = self.world.main_first(lambda: newest_sound(folder))
+        found = self.world.main_first(lambda: load_newest(folder))
         if found is not None:
-            self._resume(found)
+            self._resume(*found)
 
     def _set_up(self, texts: tuple[ParallelText, ParallelText] | Prepared) -> None:
         """Encode the texts; find the system in the folder, or put a new one there."""
@@ -639,8 +756,8 @@ class Run:
         system.model = fresh_model(system.tokenizers, system.config, self.options.seed)
         return system
 
-    def _resume(self, path: Path) -> None:
-        state = load_training(path, self.system.model, self.optimizer, self.world)
+    def _resume(self, path: Path, tensors: Mapping[str, Tensor], data: dict[str, Any]) -> None:
+        state = restore(path, tensors, data, self.system.model, self.optimizer, self.world)
         check_fingerprint(self.system, state, path)
         self.schedule.load_state_dict({"lr_lambdas": [None], **state.pop("schedule")})
         self.recent = Progress(**state.pop("recent", {}))
@@ -722,9 +839,9 @@ class Run:
 
     def _update(self, epoch: int, groups: Sequence[Numbers]) -> None:
         """Make the next update from the pairs with these numbers."""
-        state, window = self.state, self.state["window"]
+        state = self.state
         self.system.model.train()
-        window["rate"] = float(self.schedule.get_last_lr()[0])
+        rate = float(self.schedule.get_last_lr()[0])
         random = torch.get_rng_state()
         batches = own_shares(groups, self.batch, self.world)
         try:
@@ -744,27 +861,22 @@ class Run:
         sizes = self.lengths[list(itertools.chain(*groups))]
         vocabulary = len(self.system.tokenizers[1])
         flops = batch_flops(self.system.config, vocabulary, *sizes.T.tolist())
+        state["update_seconds"] += made.seconds
         state["tokens"] += made.tokens
         state["flops"] += flops
-        new = {**asdict(made), "flops": flops, "skipped": int(not math.isfinite(norm))}
-        for name, value in new.items():
-            window[name] = window.get(name, 0) + value
-        window["norm"] = norm  # of the latest
+        add_up(state["window"], made, flops=flops, norm=norm, rate=rate)
 
     def _not_finite(self, error: NonFiniteError, epoch: int, groups: Sequence[Numbers]) -> None:
         """Keep what is needed to see it again; raise the error, or say that it was skipped."""
         number = self.state["updates"] + 1
         path = self.folder / "non_finite" / f"{number:08d}.safetensors"
         tensors = training_tensors(self.system.model, self.optimizer, self.world)
-        for k, group in enumerate(groups):
-            batch = self.train.batch(group)
-            tensors[f"batch.{k}.src"] = batch.src
-            tensors[f"batch.{k}.tgt"] = torch.cat([batch.tgt, batch.tgt_y[:, -1:]], dim=1)
         known = self.train.lines if isinstance(self.train, Encoded) else ()
-        lines = sorted(known[i] if known else i + 1 for group in groups for i in group)
+        lines = sorted(known[i] if known else int(i) + 1 for group in groups for i in group)
         if self.world.main:
-            data = {"update": number, "lines": lines, "options": asdict(self.options)}
-            save_tensors(path, tensors, {**data, "tokens": error.tokens})
+            batches = [self.train.batch(group) for group in groups]
+            options, tokens = asdict(self.options), error.tokens
+            keep_update(path, tensors, batches, lines=lines, options=options, tokens=tokens)
         some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
         told = f"update {number}, epoch {epoch + 1}, lines {some}: {error}; kept in {path}"
         self.state["skipped"] += 1
@@ -790,24 +902,19 @@ class Run:
         window, self.state["window"] = self.state["window"], {}
         if journal is None:
             return
-        recent, cuda = Progress(*(window[n] for n in ("nll", "tokens", "seconds"))), None
-        peak, rate = self.peak, window["flops"] / max(recent.seconds, 1e-9)
-        if self.world.device.type == "cuda":
-            cuda = torch.cuda.max_memory_allocated()
-        journal.write(
-            self.state["updates"],
-            epoch=epoch + 1,
-            loss=recent.loss,
-            rate=window["rate"],
-            norm=window["norm"],
-            tokens=recent.tokens,
-            seconds=recent.seconds,
-            tokens_per_second=recent.speed,
-            flops_per_second=rate,
-            share_of_peak=None if peak is None else rate / peak,
-            memory=cuda,
-            skipped=window["skipped"],
-        )
+        cuda = self.world.device.type == "cuda"
+        memory = torch.cuda.max_memory_allocated() if cuda else None
+        try:
+            journal.write(
+                self.state["updates"],
+                epoch=epoch + 1,
+                **log_line(window, self.peak),
+                memory=memory,
+            )
+        except OSError as error:
+            raise CheckpointError(
+                f"{journal.path}: cannot be written: {error.strerror or error}; free some space"
+            ) from None
 
     @property
     def peak(self) -> float | None:
@@ -846,8 +953,8 @@ class Run:
         Args:
             last: How many; all that were kept unless given.
         """
-        loss = LossOf(average_system(self.folder, last).model)
-        return evaluate_together(loss, self._valid_order(), self.valid.batch, World()).loss
+        model = average_system(self.folder, last).model
+        return evaluate(model, map(self.valid.batch, self._valid_order())).loss
 
     def _valid_order(self) -> Sequence[Numbers]:
         most = max(self.options.max_tokens, longest(self.valid))
@@ -880,34 +987,6 @@ class Run:
         if self.state["best"] is None or result.loss < self.state["best"]:
             self.state["best"] = result.loss
             self._save_weights(self.folder / WEIGHTS, valid_loss=result.loss)
-
-
-def replay(path: Path) -> tuple[float, float]:
-    """Compute a kept update again, in this process; return its loss and its gradient's length.
-
-    Args:
-        path: A file in the folder ``non_finite`` of a training.
-
-    Raises:
-        CheckpointError: It is damaged, or there is no training around it.
-
-    Defined in: book/translation/system.md
-    """
-    tensors, data = load_tensors(path)
-    system = load_system(path.parent.parent, weights=None)
-    own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    load_weights(system.model, own, path)
-    torch.set_rng_state(tensors["random.0"])
-    options = Training(**data["options"])
-    loss_of, total = LossOf(system.model.train(), Arithmetic(options.precision)), 0.0
-    for k in itertools.count():
-        if f"batch.{k}.src" not in tensors:
-            break
-        batch = Batch(tensors[f"batch.{k}.src"], tensors[f"batch.{k}.tgt"])
-        loss, _ = loss_of(batch, options.smoothing, data["tokens"])
-        loss.backward()
-        total += loss.item()
-    return total, gradient_norm(system.model.parameters())
 
 
 def translate_lines(

@@ -186,6 +186,12 @@ with together() as world:
     tied = model.generator.proj.weight is model.src_embed[0].lut.weight
     measured = evaluate_together(replica, groups[0], lambda sides: make_batch(*sides), world)
     kept = [whole(p.detach()).clone() for p in model.parameters()]
+    first = []
+    try:
+        world.main_first(lambda: first.append(world.rank))
+        world.main_first(lambda: [] if world.rank else 1 / 0)
+    except (SystemExit, ZeroDivisionError) as error:
+        first.append(type(error).__name__)
     if world.main:  # one process alone meets no number
         bias = model.generator.proj.bias
         getattr(bias, 'to_local', lambda: bias)().detach().fill_(float("nan"))
@@ -196,10 +202,44 @@ with together() as world:
         told = str(error)
     state = {"losses": losses, "sums": sums[0], "told": told, "updates": schedule.last_epoch,
              "tied": tied, "local": local, "measured": [measured.nll, measured.tokens],
-             "weights": [w.flatten().tolist() for w in kept]}
+             "first": first, "weights": [w.flatten().tolist() for w in kept]}
     with open(f"{where}.{world.rank}", "w") as file:
         json.dump(state, file)
 """
+
+
+AGAIN = """
+import os, signal, sys, time, torch
+import torch.distributed as dist
+from annotated_transformer.training.distributed import together
+again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+time.sleep(2 * again * int(os.environ["RANK"]))  # the other one looks for an address that is gone
+with together() as world:
+    total = torch.ones(())
+    dist.all_reduce(total)
+    if again == 0 and world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(total)
+"""
+
+
+def torchrun(size: int, *words: str) -> None:
+    """Run a program in several processes of one thread."""
+    done = subprocess.run(
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node={size}".split()
+        + list(words),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_processes_that_are_started_again_do_not_look_for_the_dead(tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text(AGAIN)
+    torchrun(2, "--max-restarts=1", str(tmp_path / "again.py"))
 
 
 def run(
@@ -208,18 +248,7 @@ def run(
     """Run the program in several processes; return what each of them saw."""
     (folder / "program.py").write_text(PROGRAM)
     (folder / "groups.json").write_text(json.dumps(groups))
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    words += [str(folder / name) for name in ("program.py", "groups.json", "state")] + [form]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(size, *[str(folder / n) for n in ("program.py", "groups.json", "state")], form)
     return [json.loads((folder / f"state.{rank}").read_text()) for rank in range(size)]
 
 
@@ -249,6 +278,8 @@ def test_processes_and_splits_give_the_same_weights(
         for ours, whole in zip(state["weights"], model.parameters(), strict=True):
             assert ours == pytest.approx(whole.flatten().tolist(), abs=1e-9)
     assert states[0]["weights"] == states[-1]["weights"]
+    failed = ["ZeroDivisionError", *["SystemExit"] * (size - 1)]  # where the main one has failed
+    assert [state["first"] for state in states] == [[k, name] for k, name in enumerate(failed)]
     assert states[0]["tied"]
     held = sum(p.numel() for p in model.parameters())
     if form == "pieces":  # each holds about half

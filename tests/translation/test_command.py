@@ -755,6 +755,31 @@ def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_pa
     assert [row["update"] for row in rows] == [30]
 
 
+def test_plot_takes_the_curve_of_the_newest_sound_checkpoint(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "going-on"
+    shutil.copytree(trained, folder)
+    (folder / "record.json").write_text('{"curve": "of an earlier end"}', encoding="utf-8")
+    seen: list[Any] = []
+    real = module.training_figure
+
+    def watched(journal: Any, curve: Any, name: str) -> Any:
+        seen.append(curve)
+        return real(journal, curve, name)
+
+    monkeypatch.setattr(module, "training_figure", watched)
+    assert main(["plot", str(folder)]) == 0
+    newest = trainings(folder)[-1]
+    newest.write_bytes(b"damaged")
+    assert main(["plot", str(folder)]) == 0
+    shutil.rmtree(folder / "training")
+    assert main(["plot", str(folder)]) == 0
+    curves = [load_tensors(path)[1]["curve"] for path in trainings(trained)]
+    assert seen == [curves[1], curves[0], []]
+    assert curves[1]
+
+
 def test_plot_draws_a_log(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     for suffix, start in (("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")):
         picture = tmp_path / f"picture.{suffix}"

@@ -90,12 +90,16 @@ while killed < kills:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     grace = time.monotonic() + 1  # the others notice, or are killed, as torchrun does
-    while any(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-              for pid in children) and time.monotonic() < grace:
+    codes = {}
+    while len(codes) < size and time.monotonic() < grace:
+        for pid in set(children) - set(codes):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)  # of no consequence to those that have ended
-    codes = {pid: ended(pid) for pid in children}
+    for pid in set(children) - set(codes):
+        os.kill(pid, signal.SIGKILL)
+        codes[pid] = ended(pid)
     if codes[victim] == -signal.SIGKILL:
         killed += 1
     found = trainings(folder)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -726,3 +727,58 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
         Run(OPTIONS, tmp_path / "b", TEXTS, running=Running(pieces=True))
     with pytest.raises(UsageError, match="--clip 0"):
         Run(replace(OPTIONS, clip=0.0), tmp_path / "c", TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"keep": 0}, "--keep 0"),
+        ({"log_every": 0}, "--log-every 0"),
+        ({"steps": 0}, "--steps 0"),
+        ({"save_every": -1.0}, "--save-every -1"),
+        ({"save_every": float("nan")}, "--save-every nan"),
+    ],
+)
+def test_ways_of_running_that_cannot_work(
+    change: dict[str, Any], flag: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=flag):
+        Run(OPTIONS, tmp_path / "run", TEXTS, running=Running(**change))
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    run = Run(OPTIONS, tmp_path, TEXTS, running=Running(tensorboard=tmp_path / "board"))
+    with pytest.raises(UsageError, match=r"--tensorboard: .* pip install tensorboard"):
+        run.go(progress=False)
+
+
+def test_a_log_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module.Journal, "write", full)
+    run = Run(OPTIONS, tmp_path, TEXTS, running=Running(log_every=2))
+    with pytest.raises(CheckpointError, match=r"log\.jsonl: cannot be written: No space left"):
+        run.go(progress=False)
+
+
+def test_a_training_of_an_older_version_is_left_alone(straight: Run, tmp_path: Path) -> None:
+    shutil.copytree(straight.folder, tmp_path / "old")
+    newest = trainings(tmp_path / "old")[-1]
+    newest.rename(tmp_path / "old/training.safetensors")
+    shutil.rmtree(tmp_path / "old/training")
+    before = (tmp_path / "old/model.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match="was written by an older version"):
+        Run(OPTIONS, tmp_path / "old", TEXTS)
+    assert (tmp_path / "old/model.safetensors").read_bytes() == before
+
+
+def test_the_pace_leaves_validation_out(straight: Run) -> None:
+    validated = straight.state["seconds"] - straight.state["update_seconds"]
+    assert straight.state["update_seconds"] > 0
+    assert validated > 0
