@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from annotated_transformer.background.seq2seq import Translator
 from annotated_transformer.model.attention import subsequent_mask
 from annotated_transformer.model.embeddings import (
     Embeddings,
@@ -228,7 +229,7 @@ class Generator(nn.Module):
         return F.log_softmax(self.proj(x), dim=-1)
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Translator):
     """An encoder and a decoder, with what leads into and out of them (section 3).
 
     Args:
@@ -256,7 +257,9 @@ class EncoderDecoder(nn.Module):
         self.tgt_embed = tgt_embed
         self.generator = generator
 
-    def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor, tgt_mask: Tensor) -> Tensor:
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
+    ) -> Tensor:
         """Encode the source, decode the target given its own earlier tokens.
 
         Args:
@@ -295,6 +298,18 @@ class EncoderDecoder(nn.Module):
             x = self.embed(self.tgt_embed, tgt, positions)
         y: Tensor = self.decoder(x, memory, src_mask, tgt_mask, cache)
         return y
+
+    @property
+    def projection(self) -> nn.Linear:
+        """The last layer, from the decoder's output to logits."""
+        return self.generator.proj
+
+    @property
+    def max_len(self) -> int:
+        """Most positions of a sentence."""
+        encoding = self.tgt_embed[1]
+        assert isinstance(encoding, PositionalEncoding)
+        return encoding.max_len
 
     def embed(self, stack: nn.Sequential, tokens: Tensor, positions: Tensor) -> Tensor:
         """Embed ``tokens`` at the given ``positions``: ``(..., d_model)``."""
@@ -363,6 +378,15 @@ class ModelConfig:
     positions: Literal["sinusoid", "learned"] = "sinusoid"
     max_len: int = 1024
     tie: Literal["all", "target", "none"] = "all"
+
+    @property
+    def width(self) -> int:
+        """Width of the layers, as other architectures name it."""
+        return self.d_model
+
+    def build(self, src_vocab: int, tgt_vocab: int) -> EncoderDecoder:
+        """Build a model of these sizes; see ``build_model``."""
+        return build_model(src_vocab, tgt_vocab, self)
 
 
 base = ModelConfig()

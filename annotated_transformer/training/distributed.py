@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
+from annotated_transformer.background.seq2seq import Translator
 from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import Progress
@@ -198,7 +199,7 @@ def own_shares(
 
 
 def replicate(
-    model: EncoderDecoder,
+    model: Translator,
     world: World,
     arithmetic: Arithmetic | None = None,
     *,
@@ -233,8 +234,9 @@ def replicate(
         raise ValueError("pieces of a model: for several processes, not compiled")
     for parameter in model.parameters():
         dist.broadcast(parameter.detach(), 0)
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        fully_shard(layer)
+    if isinstance(model, EncoderDecoder):  # a layer at a time; other models as a whole
+        for layer in (*model.encoder.layers, *model.decoder.layers):
+            fully_shard(layer)
     fully_shard(loss)
     return loss
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from annotated_transformer.model.transformer import EncoderDecoder
+from annotated_transformer.background.seq2seq import Translator
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.regularization import linear_cross_entropy
 
 
 def batch_loss(
-    model: EncoderDecoder, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
+    model: Translator, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of a batch per target token, and its negative log-likelihood.
 
@@ -41,7 +41,7 @@ def batch_loss(
     x = model.forward_packed(batch.src, batch.tgt, batch.src_keep, batch.tgt_keep)
     gold = batch.tgt_y[batch.tgt_keep]  # (rows,)
     scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
-    return linear_cross_entropy(x, model.generator.proj, gold, smoothing, scale)
+    return linear_cross_entropy(x, model.projection, gold, smoothing, scale)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Progress:
 
 
 def update(
-    model: EncoderDecoder,
+    model: Translator,
     batches: Sequence[Batch],
     optimizer: torch.optim.Optimizer,
     schedule: LRScheduler | None = None,
@@ -114,7 +114,7 @@ def update(
 
 
 def fit(
-    model: EncoderDecoder,
+    model: Translator,
     batches: Iterable[Batch],
     optimizer: torch.optim.Optimizer,
     schedule: LRScheduler | None = None,
@@ -147,7 +147,7 @@ def fit(
 
 
 @torch.no_grad()
-def evaluate(model: EncoderDecoder, batches: Iterable[Batch]) -> Progress:
+def evaluate(model: Translator, batches: Iterable[Batch]) -> Progress:
     """Return the negative log-likelihood of ``batches`` in evaluation mode.
 
     Defined in: book/training/loop.md

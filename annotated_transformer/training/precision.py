@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from annotated_transformer.model.transformer import EncoderDecoder
+from annotated_transformer.background.seq2seq import Translator
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import batch_loss
 from annotated_transformer.training.regularization import linear_cross_entropy
@@ -108,7 +108,7 @@ class LossOf(nn.Module):
 
     def __init__(
         self,
-        model: EncoderDecoder,
+        model: Translator,
         arithmetic: Arithmetic | None = None,
         compiler: str | Callable[..., Any] | None = None,
     ) -> None:
@@ -132,7 +132,7 @@ class LossOf(nn.Module):
                 torch._dynamo.mark_dynamic(tensor, 0)  # any number of sentences
             x = self.compiled(*inputs)[batch.tgt_keep]  # (rows, d_model)
             gold, scale = batch.tgt_y[batch.tgt_keep], 1 / max(1, tokens)
-            return linear_cross_entropy(x, self.model.generator.proj, gold, smoothing, scale)
+            return linear_cross_entropy(x, self.model.projection, gold, smoothing, scale)
 
 
 class NonFiniteError(FloatingPointError):

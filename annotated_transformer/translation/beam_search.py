@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from annotated_transformer.background.seq2seq import Translator
 from annotated_transformer.model.attention import subsequent_mask
-from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.translation.decoding import (
     output_limits,
@@ -65,7 +65,7 @@ def _finished(tokens: list[int], log_probability: float, alpha: float) -> Hypoth
 
 @torch.no_grad()
 def beam_search_uncached(
-    model: EncoderDecoder, source: list[int], *, beam: int, alpha: float, limit: int
+    model: Translator, source: list[int], *, beam: int, alpha: float, limit: int
 ) -> list[Hypothesis]:
     """Search one sentence, computing every position again, until nothing is open.
 
@@ -81,7 +81,7 @@ def beam_search_uncached(
 
     Defined in: book/translation/beam_search.md
     """
-    src, mask = source_block([source], model.generator.proj.weight.device)
+    src, mask = source_block([source], model.projection.weight.device)
     memory = model.encode(src, mask)
     hypotheses: list[tuple[list[int], float]] = [([], 0.0)]
     done: list[Hypothesis] = []
@@ -90,7 +90,7 @@ def beam_search_uncached(
         for tokens, log_probability in hypotheses:
             ys = torch.tensor([[BOS, *tokens]], device=src.device)
             out = model.decode(memory, mask, ys, subsequent_mask(length, src.device))
-            following = model.generator(out[0, -1]).tolist()  # (vocab,)
+            following = model.projection(out[0, -1]).log_softmax(-1).tolist()  # (vocab,)
             candidates += [([*tokens, t], log_probability + p) for t, p in enumerate(following)]
         candidates.sort(key=lambda candidate: -candidate[1])
         hypotheses, kept = [], candidates[: beam - len(done)]
@@ -232,7 +232,7 @@ class _Beams:
 
 @torch.no_grad()
 def beam_search(
-    model: EncoderDecoder,
+    model: Translator,
     sources: list[list[int]],
     *,
     beam: int = 4,
@@ -269,7 +269,7 @@ def beam_search(
     check_search(beam, alpha, n_best)
     if not sources:
         return []
-    src, mask = source_block(sources, model.generator.proj.weight.device)
+    src, mask = source_block(sources, model.projection.weight.device)
     limits = output_limits(model, sources, max_len, extra)
     beams = _Beams(limits, beam, alpha, n_best, src.device)
     steps = start_steps(model, src, mask, max(limits), beam)

@@ -16,13 +16,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from annotated_transformer.model.transformer import EncoderDecoder, ModelConfig, build_model
+from annotated_transformer.background.seq2seq import Translator
+from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.distributed import World, parted, whole
 from annotated_transformer.translation.tokenizers import (
     Tokenizer,
@@ -163,6 +164,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
 
 
 FORMAT = 1
+Architecture: TypeAlias = ModelConfig
+ARCHITECTURES: dict[str, type[Architecture]] = {"transformer": ModelConfig}
 
 
 @dataclass
@@ -171,7 +174,7 @@ class System:
 
     Attributes:
         model: Encoder and decoder.
-        config: Sizes of the model.
+        config: Sizes of the model, of any architecture.
         languages: Source and target language, as ``("de", "en")``.
         tokenizers: Of source and target; one and the same where the vocabulary is shared.
         training: How it was trained, as data; may be empty.
@@ -179,8 +182,8 @@ class System:
     Defined in: book/translation/checkpoints.md
     """
 
-    model: EncoderDecoder
-    config: ModelConfig
+    model: Translator
+    config: Architecture
     languages: tuple[str, str]
     tokenizers: tuple[Tokenizer, Tokenizer]
     training: dict[str, Any]
@@ -197,6 +200,14 @@ class System:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def architecture(config: Architecture) -> str:
+    """Return the name under which files know a model of this kind.
+
+    Defined in: book/translation/checkpoints.md
+    """
+    return next(name for name, kind in ARCHITECTURES.items() if isinstance(config, kind))
+
+
 def save_description(system: System, folder: str | Path) -> None:
     """Write configuration and tokenizers: all but the weights.
 
@@ -209,6 +220,7 @@ def save_description(system: System, folder: str | Path) -> None:
     data = {
         "format": FORMAT,
         "languages": list(system.languages),
+        "architecture": architecture(system.config),
         "model": asdict(system.config),
         "shared": system.shared,
         "training": system.training,
@@ -256,11 +268,11 @@ def load_system(folder: str | Path, *, weights: str | None = WEIGHTS) -> System:
     try:
         if data["format"] != FORMAT:
             raise ValueError(f"its format {data['format']!r} is unknown to this version")
-        config = ModelConfig(**data["model"])
+        config = ARCHITECTURES[data.get("architecture", "transformer")](**data["model"])
         first, second = (str(language) for language in data["languages"])
         names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
         loaded = [load_tokenizer(folder / name) for name in names]
-        model = build_model(len(loaded[0]), len(loaded[-1]), config)
+        model = config.build(len(loaded[0]), len(loaded[-1]))
         training = dict(data["training"])
     except TokenizerError as error:
         raise CheckpointError(str(error)) from None

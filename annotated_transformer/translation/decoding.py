@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from annotated_transformer.background.seq2seq import Translator
 from annotated_transformer.model.attention import padding_mask, subsequent_mask
-from annotated_transformer.model.embeddings import PositionalEncoding, check_length
+from annotated_transformer.model.embeddings import check_length
 from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.translation.steps import most_probable, start_steps
@@ -35,7 +36,7 @@ def greedy_decode_uncached(
 
 @torch.no_grad()
 def greedy_decode(
-    model: EncoderDecoder,
+    model: Translator,
     src: Tensor,
     src_mask: Tensor,
     max_len: int,
@@ -70,7 +71,7 @@ def greedy_decode(
     batch = src.size(0)
     if max_len < 1:
         raise ValueError(f"an output has at least the start symbol: max_len={max_len} is too small")
-    check_length(max_len - 1, positions(model))  # the last token is never an input
+    check_length(max_len - 1, model.max_len)  # the last token is never an input
     ys = torch.full((batch, max_len), pad, dtype=torch.long, device=src.device)
     ys[:, 0] = start_symbol
     if not batch or max_len == 1:
@@ -104,18 +105,8 @@ def round_up(count: int) -> int:
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
-def positions(model: EncoderDecoder) -> int:
-    """Return how many target positions a model has.
-
-    Defined in: book/translation/decoding.md
-    """
-    encoding = model.tgt_embed[1]
-    assert isinstance(encoding, PositionalEncoding)
-    return encoding.max_len
-
-
 def greedy_search(
-    model: EncoderDecoder, sources: list[list[int]], max_len: int = 256, *, extra: int = 50
+    model: Translator, sources: list[list[int]], max_len: int = 256, *, extra: int = 50
 ) -> list[list[int]]:
     """Translate sentences given as token numbers, batched, each up to its end symbol.
 
@@ -136,7 +127,7 @@ def greedy_search(
     """
     if not sources:
         return []
-    src, mask = source_block(sources, model.generator.proj.weight.device)
+    src, mask = source_block(sources, model.projection.weight.device)
     limits = torch.tensor(output_limits(model, sources, max_len, extra), device=src.device) + 1
     longest = int(limits.max())
     out = greedy_decode(model, src, mask, longest, BOS, end_symbol=EOS, limits=limits)
@@ -154,13 +145,13 @@ def source_block(sources: list[list[int]], device: torch.device) -> tuple[Tensor
 
 
 def output_limits(
-    model: EncoderDecoder, sources: list[list[int]], max_len: int, extra: int
+    model: Translator, sources: list[list[int]], max_len: int, extra: int
 ) -> list[int]:
     """Return how many tokens the output of each source may have.
 
     Defined in: book/translation/decoding.md
     """
-    most = min(max_len, positions(model))
+    most = min(max_len, model.max_len)
     return [max(0, min(most, len(s) + extra)) for s in sources]
 
 

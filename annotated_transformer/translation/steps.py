@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from annotated_transformer.background.seq2seq import Steps, Translator, rows_of
 from annotated_transformer.model.embeddings import (
     Embeddings,
     LearnedPositions,
@@ -33,22 +34,6 @@ from annotated_transformer.model.transformer import (
     EncoderDecoder,
     Generator,
 )
-
-
-class Steps(Protocol):
-    """What decodes one more position of each sentence.
-
-    Defined in: book/translation/steps.md
-    """
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Take the newest token of each hypothesis ``(rows,)``; return logits ``(rows, vocab)``."""
-
-    def select(self, sentences: Tensor) -> None:
-        """Keep the given sentences, in that order."""
-
-    def follow(self, parents: Tensor) -> None:
-        """Go on from the hypotheses ``parents (sentences, beam)``, numbers within a sentence."""
 
 
 class CachedSteps:
@@ -80,8 +65,7 @@ class CachedSteps:
 
     def select(self, sentences: Tensor) -> None:
         """Keep the given sentences, in that order."""
-        places = torch.arange(self.beam, device=sentences.device)
-        rows = (sentences.unsqueeze(1) * self.beam + places).flatten()
+        rows = rows_of(sentences, self.beam)
         self.memory, self.src_mask = self.memory[rows], self.src_mask[rows]
         self.cache.select(rows)
 
@@ -383,16 +367,17 @@ def can_pack(model: EncoderDecoder) -> bool:
     )
 
 
-_kept: WeakKeyDictionary[EncoderDecoder, PackedDecoder | None] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Translator, PackedDecoder | None] = WeakKeyDictionary()
 
 
 @contextmanager
-def packed(model: EncoderDecoder) -> Iterator[None]:
+def packed(model: Translator) -> Iterator[None]:
     """Keep the rearranged weights of a model between calls, while its weights do not change.
 
     Defined in: book/translation/steps.md
     """
-    _kept[model] = None
+    if isinstance(model, EncoderDecoder):
+        _kept[model] = None
     try:
         yield
     finally:
@@ -414,12 +399,13 @@ def _packed_decoder(model: EncoderDecoder) -> PackedDecoder:
 
 @torch.no_grad()
 def start_steps(
-    model: EncoderDecoder, src: Tensor, src_mask: Tensor, capacity: int, beam: int = 1
+    model: Translator, src: Tensor, src_mask: Tensor, capacity: int, beam: int = 1
 ) -> Steps:
     """Encode sentences, without their padding, and return what decodes them.
 
     Args:
-        model: In evaluation mode, else dropout is at work.
+        model: In evaluation mode, else dropout is at work. One that is no Transformer brings
+            steps of its own.
         src: Source tokens ``(sentences, m)``.
         src_mask: Broadcasts to ``(sentences, 1, m)``, true (or nonzero) at real tokens.
         capacity: Most target positions.
@@ -428,6 +414,8 @@ def start_steps(
     Defined in: book/translation/steps.md
     """
     mask = (src_mask != 0).expand(src.size(0), 1, -1)
+    if not isinstance(model, EncoderDecoder):
+        return model.start_steps(src, mask, capacity, beam)
     rows = Rows(mask[:, 0])
     memory = rows.unpack(model.encode_packed(src, PackedMask(mask, rows, rows)))
     if can_pack(model) and bool(mask.any(-1).all()):

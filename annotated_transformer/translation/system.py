@@ -33,13 +33,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from annotated_transformer import __version__
-from annotated_transformer.model.transformer import (
-    PRESETS,
-    EncoderDecoder,
-    ModelConfig,
-    build_model,
-    count_parameters,
-)
+from annotated_transformer.background.seq2seq import Translator
+from annotated_transformer.model.transformer import PRESETS, ModelConfig, count_parameters
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
 from annotated_transformer.training.distributed import (
     World,
@@ -66,8 +61,10 @@ from annotated_transformer.training.precision import (
 from annotated_transformer.translation.beam_search import beam_search, check_search
 from annotated_transformer.translation.checkpoints import (
     WEIGHTS,
+    Architecture,
     CheckpointError,
     System,
+    architecture,
     average_system,
     check_fingerprint,
     keep_last,
@@ -573,14 +570,14 @@ def log_line(window: Mapping[str, float], peak: float | None) -> dict[str, float
 
 
 def fresh_model(
-    tokenizers: tuple[Tokenizer, Tokenizer], config: ModelConfig, seed: int
-) -> EncoderDecoder:
+    tokenizers: tuple[Tokenizer, Tokenizer], config: Architecture, seed: int
+) -> Translator:
     """Build a model; a seed gives the same weights, and the same random numbers after them.
 
     Defined in: book/translation/system.md
     """
     torch.manual_seed(seed)
-    return build_model(len(tokenizers[0]), len(tokenizers[1]), config)
+    return config.build(len(tokenizers[0]), len(tokenizers[1]))
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
@@ -721,7 +718,7 @@ class Run:
         except ValueError as error:
             raise UsageError(f"--{error}") from None
         self.optimizer = make_adam(model)
-        width = self.system.config.d_model
+        width = self.system.config.width
         factor = options.peak * (width * options.warmup) ** 0.5  # so that the peak is as asked
         self.schedule = noam_schedule(self.optimizer, width, factor, options.warmup)
         if world.device.type == "cpu":  # the main process has measured what is fast
@@ -1039,7 +1036,7 @@ def translate_lines(
     return out
 
 
-def _outputs(model: EncoderDecoder, sources: Ids, limit: int, beam: int, alpha: float) -> Ids:
+def _outputs(model: Translator, sources: Ids, limit: int, beam: int, alpha: float) -> Ids:
     """Return the best output of each source.
 
     Defined in: book/translation/system.md
@@ -1068,6 +1065,7 @@ def make_record(
         "seed": system.training["options"]["seed"],
         "corpus": {"checksums": system.training["checksums"]},
         "options": system.training["options"],
+        "architecture": architecture(system.config),
         "model": asdict(system.config),
         "parameters": count_parameters(system.model),
         "versions": versions(),
