@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,9 +110,16 @@ def meet(patience: timedelta) -> tuple[Store, int, int]:
     Defined in: book/training/distributed.md
     """
     store, rank, size = next(rendezvous("env://", timeout=patience))
-    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return (PrefixStore(f"start {count}", store) if alone else store), rank, size
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"start {count}", store)
+    elif rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        warnings.warn(
+            "several machines: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on each, or "
+            "processes that it starts again may look for those that died",
+            stacklevel=2,
+        )
+    return store, rank, size
 
 
 _COPIES: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # connected, and alive

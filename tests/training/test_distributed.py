@@ -3,8 +3,10 @@
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.training.distributed import (
     World,
     evaluate_together,
+    meet,
     own_shares,
     replicate,
     share,
@@ -209,15 +212,17 @@ with together() as world:
 
 
 AGAIN = """
-import os, signal, sys, time, torch
+import os, pathlib, signal, sys, time, torch
 import torch.distributed as dist
 from annotated_transformer.training.distributed import together
-again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+mark = pathlib.Path(sys.argv[1])
+again = mark.exists()
 time.sleep(2 * again * int(os.environ["RANK"]))  # the other one looks for an address that is gone
 with together() as world:
     total = torch.ones(())
     dist.all_reduce(total)
-    if again == 0 and world.rank == 1:
+    if not again and world.rank == 1:
+        mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(total)
 """
@@ -239,7 +244,43 @@ def torchrun(size: int, *words: str) -> None:
 
 def test_processes_that_are_started_again_do_not_look_for_the_dead(tmp_path: Path) -> None:
     (tmp_path / "again.py").write_text(AGAIN)
-    torchrun(2, "--max-restarts=1", str(tmp_path / "again.py"))
+    torchrun(2, "--max-restarts=1", str(tmp_path / "again.py"), str(tmp_path / "mark"))
+
+
+def test_two_machines_start_again_where_torchrun_is_told_how(tmp_path: Path) -> None:
+    """Two agents on this machine, which count their starts differently."""
+    (tmp_path / "again.py").write_text(AGAIN)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    words = f"-m torch.distributed.run --nnodes=2 --nproc-per-node=1 --max-restarts=3 --rdzv-id=a \
+        --rdzv-backend=c10d --rdzv-endpoint={place}"
+    environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    agents = [
+        subprocess.Popen(
+            [sys.executable, *words.split(), str(tmp_path / "again.py"), str(tmp_path / "mark")],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        said = [agent.communicate(timeout=120)[1] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert (tmp_path / "mark").exists()
+    assert "TORCH_DISABLE" not in "".join(said)
+
+
+def test_several_machines_are_told_how_to_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    given = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(server.port), "GROUP_WORLD_SIZE": "2"}
+    agent = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {**given, **agent}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(UserWarning, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        assert meet(timedelta(seconds=20))[1:] == (0, 2)
 
 
 def run(

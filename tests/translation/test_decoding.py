@@ -13,7 +13,6 @@ from annotated_transformer.translation.decoding import (
     greedy_decode,
     greedy_decode_uncached,
     greedy_search,
-    positions,
     strip,
 )
 
@@ -170,7 +169,7 @@ def test_edges():
 
 def test_positions_are_limited():
     net = model(max_len=12)
-    assert positions(net) == 12
+    assert net.max_len == 12
     src, mask = block([[4] * 11])
     assert greedy_decode(net, src, mask, 13, BOS).shape == (1, 13)  # the last is never an input
     with pytest.raises(IndexError, match="13 tokens is longer than the model's 12 positions"):
