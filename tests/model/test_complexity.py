@@ -1,0 +1,317 @@
+"""Layers of Table 1 against PyTorch's and brute force; counters against graphs made by hand."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from annotated_transformer.model.complexity import (
+    Convolution,
+    DilatedStack,
+    RecurrentLayer,
+    RestrictedSelfAttention,
+    SelfAttention,
+    SeparableConvolution,
+    connected,
+    dependent_steps,
+    fit_exponents,
+    layers_to_connect,
+    neighbourhood_mask,
+    operations,
+    saved_bytes,
+    windowed_attention,
+)
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+
+seeds = st.integers(0, 2**31)
+odd = st.integers(0, 5).map(lambda i: 2 * i + 1)
+
+
+def normal(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def slopes(y, inputs):
+    steering = torch.arange(y.numel(), dtype=y.dtype).view_as(y).sin()
+    return torch.autograd.grad(y, inputs, steering)
+
+
+def assert_equal(ones, others):
+    for one, other in zip(ones, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+class Largest(TorchDispatchMode):
+    """Remember the most elements of any tensor that is made."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        sizes = [one.numel() for one in tree_leaves(made) if isinstance(one, torch.Tensor)]
+        self.most = max([self.most, *sizes])
+        return made
+
+
+# --- the layers ------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(1, 19), odd, st.none() | st.integers(1, 8), st.integers(1, 3))
+def test_windows_equal_a_loop_over_queries(seed, n, r, block, h):
+    q, k, v = (normal(2, h, n, width, seed=seed + i) for i, width in enumerate((3, 3, 5)))
+    rows = []
+    for i in range(n):
+        near = slice(max(0, i - r // 2), i + r // 2 + 1)
+        scores = torch.einsum("bhd,bhmd->bhm", q[:, :, i], k[:, :, near]) / math.sqrt(3)
+        rows.append(torch.einsum("bhm,bhmd->bhd", scores.softmax(-1), v[:, :, near]))
+    plain, quick = torch.stack(rows, dim=2), windowed_attention(q, k, v, r, block)
+    assert quick.shape == (2, h, n, 5)
+    assert_equal([quick, *slopes(quick, (q, k, v))], [plain, *slopes(plain, (q, k, v))])
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.integers(1, 12), odd, st.sampled_from([1, 2]))
+def test_restricted_layer_equals_the_masked_one(seed, n, r, h):
+    torch.manual_seed(seed)
+    quick, full = RestrictedSelfAttention(4, r, h).double(), SelfAttention(4, h).double()
+    full.load_state_dict(quick.state_dict())
+    x = normal(2, n, 4, seed=seed)
+    place = range(n)
+    mask = torch.tensor([[abs(i - j) <= r // 2 for j in place] for i in place]).unsqueeze(0)
+    assert torch.equal(mask, neighbourhood_mask(n, r))
+    y, z = quick(x), full(x, mask)
+    assert_equal(
+        [y, *slopes(y, [x, *quick.parameters()])], [z, *slopes(z, [x, *full.parameters()])]
+    )
+
+
+def test_wide_neighbourhood_is_full_attention():
+    torch.manual_seed(0)
+    heads = MultiHeadedAttention(2, 8, 0.0).double()
+    full, wide = SelfAttention(8, 2).double(), RestrictedSelfAttention(8, 13, 2).double()
+    for layer in (full, wide):
+        layer.heads.load_state_dict(heads.state_dict())
+    x = normal(2, 7, 8)
+    assert_equal([full(x), wide(x)], [heads(x, x, x)] * 2)
+
+
+@pytest.mark.parametrize("block", [None, 1, 4])
+def test_windows_make_no_square_matrix(block):
+    n, d, r = 512, 4, 9
+    x = normal(1, n, d)
+    with Largest() as quick:
+        y = windowed_attention(x, x, x, r, block)
+        slopes(y, [x])
+    with Largest() as full:
+        SelfAttention(d).double()(x, neighbourhood_mask(n, r))
+    assert full.most >= n * n
+    assert quick.most <= 4 * n * r * d < n * n / 3
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.integers(1, 7))
+def test_recurrent_layer_equals_pytorchs(seed, n):
+    torch.manual_seed(seed)
+    mine, other = RecurrentLayer(4).double(), nn.RNN(4, 4, batch_first=True).double()
+    with torch.no_grad():
+        other.weight_ih_l0.copy_(mine.W.weight)
+        other.weight_hh_l0.copy_(mine.U.weight)
+        other.bias_ih_l0.copy_(mine.W.bias)
+        other.bias_hh_l0.zero_()
+    x, state = normal(2, n, 4, seed=seed), normal(2, 4, seed=seed + 1)
+    y, z = mine(x, state), other(x, state.unsqueeze(0))[0]
+    theirs = [x, state, other.weight_ih_l0, other.bias_ih_l0, other.weight_hh_l0]
+    ours = [x, state, mine.W.weight, mine.W.bias, mine.U.weight]
+    assert_equal([y, *slopes(y, ours)], [z, *slopes(z, theirs)])
+    assert_equal([mine(x)], [other(x)[0]])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(1, 9), odd, st.integers(1, 4), st.booleans())
+def test_convolution_is_a_sum_over_places(seed, n, k, dilation, causal):
+    torch.manual_seed(seed)
+    layer, x = Convolution(3, k, dilation, causal=causal).double(), normal(2, n, 3, seed=seed)
+    y = layer.conv.bias.expand(2, n, 3).clone()
+    for i, tap in itertools.product(range(n), range(k)):
+        j = i + dilation * (tap - (k - 1 if causal else k // 2))
+        if 0 <= j < n:
+            y[:, i] += x[:, j] @ layer.conv.weight[:, :, tap].T
+    torch.testing.assert_close(layer(x), y, rtol=0, atol=1e-11)
+
+
+def test_separable_convolution_is_a_convolution_of_products():
+    torch.manual_seed(0)
+    layer, x = SeparableConvolution(4, 5).double(), normal(2, 9, 4)
+    whole = layer.across.weight.unsqueeze(-1) * layer.along.weight.squeeze(1)  # (d, d, k)
+    bias = layer.across(layer.along.bias)
+    expected = F.conv1d(x.transpose(1, 2), whole, bias, padding=2).transpose(1, 2)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-11)
+
+
+def test_no_middle_no_layer():
+    x = normal(1, 4, 2)
+    makers = [
+        lambda: Convolution(4, 2),
+        lambda: SeparableConvolution(4, 4),
+        lambda: RestrictedSelfAttention(4, 6),
+        lambda: neighbourhood_mask(5, 2),
+        lambda: windowed_attention(x, x, x, 0),
+    ]
+    for make in makers:
+        with pytest.raises(ValueError, match="has no middle"):
+            make()
+    assert Convolution(2, 2, causal=True).double()(x).shape == x.shape
+    with pytest.raises(ValueError, match="neighbourhood is the mask"):
+        RestrictedSelfAttention(4, 3)(torch.randn(1, 5, 4), neighbourhood_mask(5, 3))
+
+
+# --- work ------------------------------------------------------------------------
+
+
+def test_operations_of_known_products():
+    class Two(nn.Module):
+        def forward(self, x):
+            return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+    x = torch.randn(3, 5, 7)
+    assert operations(Two(), x) == {"pairs": 2 * 2 * 3 * 5 * 5 * 7}
+    assert operations(nn.Linear(7, 2), x) == {"projections": 2 * 3 * 5 * 7 * 2}
+    assert operations(nn.Tanh(), x) == {}
+    depthwise = operations(SeparableConvolution(7, 3), x)
+    assert depthwise == {"kernels": 2 * 3 * 5 * 7 * 3, "projections": 2 * 3 * 5 * 7 * 7}
+
+
+def test_operations_need_no_numbers():
+    for make in (SelfAttention, RecurrentLayer):
+        with torch.device("meta"):
+            without = operations(make(8), torch.empty(2, 6, 8))
+        assert without == operations(make(8), torch.randn(2, 6, 8))
+
+
+def test_fused_kernel_of_a_cpu_is_not_counted():
+    layer, x = MultiHeadedAttention(1, 4, 0.0), torch.randn(1, 6, 4)
+
+    class Itself(nn.Module):
+        def forward(self, x):
+            return layer(x, x, x)
+
+    assert "pairs" not in operations(Itself(), x)  # why the chapter runs the plain form
+    assert operations(SelfAttention(4), x)["pairs"] == 4 * 6 * 6 * 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(-3, 3), st.floats(-3, 3), st.floats(0.1, 100))
+def test_exponents_are_found(a, b, factor):
+    sizes = [{"n": n, "d": d} for n in (2, 5, 11) for d in (3, 4, 20)]
+    found, error = fit_exponents(sizes, [factor * s["n"] ** a * s["d"] ** b for s in sizes])
+    assert found == pytest.approx({"n": a, "d": b}, abs=1e-9)
+    assert error < 1e-9
+
+
+def test_sum_of_powers_leaves_an_error():
+    sizes = [{"n": n} for n in (1, 10, 100)]
+    found, error = fit_exponents(sizes, [s["n"] + s["n"] ** 2 for s in sizes])
+    assert 1 < found["n"] < 2
+    assert error > 0.1
+
+
+def test_exponents_need_different_sizes():
+    with pytest.raises(ValueError, match="n, d apart"):
+        fit_exponents([{"n": n, "d": 2 * n} for n in (1, 2, 3)], [1, 2, 3])
+
+
+def test_saved_bytes():
+    x = torch.randn(10, 4, requires_grad=True)
+    assert saved_bytes(torch.exp, x) == 10 * 4 * 4  # its result
+    assert saved_bytes(lambda x: x + 1, x) == 0
+    assert saved_bytes(nn.Linear(4, 4), x) == 10 * 4 * 4  # its input, not its weights
+    assert saved_bytes(lambda x: x * x.view(4, 10).view(10, 4), x) == 10 * 4 * 4  # one memory
+
+
+# --- steps and paths ---------------------------------------------------------------
+
+
+def test_steps_of_graphs_made_by_hand():
+    x, w = normal(1, 2, 3), normal(3, 3)
+    assert dependent_steps(x) == 0
+    assert dependent_steps(x.tanh() + 1) == 0
+    assert dependent_steps(x @ w + x @ w.T) == 1  # side by side
+    assert dependent_steps((x @ w).tanh() @ w) == 2
+    assert dependent_steps((x @ w).tanh() @ w + x) == 2  # the longer of two
+    assert dependent_steps(F.conv1d(x, normal(2, 2, 1))) == 1
+    heads = x.unsqueeze(1)
+    assert dependent_steps(F.scaled_dot_product_attention(heads, heads, heads)) == 2
+
+
+def test_long_chains_need_no_recursion():
+    assert dependent_steps(RecurrentLayer(2)(torch.randn(1, 3000, 2))) == 3000
+
+
+def test_many_ways_are_walked_once():
+    x, w = normal(1, 3), normal(3, 3)
+    for _ in range(60):  # 2 ** 60 ways
+        x = x @ w + x @ w.T
+    assert dependent_steps(x) == 60
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SelfAttention(4),
+        lambda: RecurrentLayer(4),
+        lambda: Convolution(4, 5),
+        lambda: Convolution(4, 3, causal=True),
+        lambda: DilatedStack(4, 3, 2),
+        lambda: SeparableConvolution(4, 3),
+        lambda: RestrictedSelfAttention(4, 5),
+        lambda: nn.Sequential(RestrictedSelfAttention(4, 3), Convolution(4, 3), nn.LayerNorm(4)),
+    ],
+)
+def test_connected_agrees_with_disturbing_each_input(make):
+    torch.manual_seed(0)
+    layer, x = make().double(), normal(9, 4).detach()
+    y = layer(x.unsqueeze(0))[0]
+    for j in range(9):
+        other = x.clone()
+        other[j] += torch.randn(4, dtype=x.dtype)
+        moved = (layer(other.unsqueeze(0))[0] - y).abs().amax(-1) > 1e-12
+        assert torch.equal(connected(layer, x)[:, j], moved)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 4).map(lambda i: 2 * i + 1), st.booleans())
+def test_stacks_connect_as_soon_as_counted(n, k, causal):
+    x = normal(n, 2)
+    contiguous = layers_to_connect(
+        lambda depth: nn.Sequential(*(Convolution(2, k, causal=causal) for _ in range(depth))), x
+    )
+    assert contiguous == max(1, math.ceil((n - 1) / (k - 1 if causal else k // 2)))
+    dilated = layers_to_connect(lambda depth: DilatedStack(2, k, depth, causal=causal), x)
+    base = k if causal else k // 2 + 1
+    assert dilated == next(L for L in range(1, 50) if base**L >= n)
+
+
+def test_fast_growing_dilations_leave_gaps():
+    """Centred kernels with powers of k: some pairs at the edges are never connected."""
+
+    def fast(depth):
+        return nn.Sequential(*(Convolution(2, 3, 3**i) for i in range(depth)))
+
+    with pytest.raises(ValueError, match="6 layers do not connect 6 positions"):
+        layers_to_connect(fast, normal(6, 2))
+    for n in range(2, 20):
+        assert connected(DilatedStack(2, 3, layers=5).double(), normal(n, 2)).all()
+
+
+def test_what_looks_at_itself_connects_nothing():
+    with pytest.raises(ValueError, match="5 layers do not connect 5 positions"):
+        layers_to_connect(lambda depth: nn.Sequential(*[nn.Linear(2, 2)] * depth), normal(5, 2))
