@@ -69,7 +69,7 @@ class GatedConvolution(nn.Module):
         return y
 
 
-HALF = math.sqrt(0.5)
+ROOT_HALF = math.sqrt(0.5)
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
     Defined in: book/background/convolutional.md
     """
-    return (x + y) * HALF
+    return (x + y) * ROOT_HALF
 
 
 class PositionedWords(nn.Module):
