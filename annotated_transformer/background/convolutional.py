@@ -38,7 +38,7 @@ def windows(x: Tensor, kernel: int, causal: bool) -> Tensor:
 
 
 class GatedConvolution(nn.Module):
-    """A convolution over positions whose output is gated (equations 1 and 2 of the chapter).
+    """A convolution over positions whose output is gated (Gehring et al. 2017, section 3.2).
 
     Args:
         width: Numbers that stand for one position, in and out.
@@ -143,7 +143,7 @@ class Source:
 
 
 class SourceAttention(nn.Module):
-    """Dot-product attention of one decoder layer to the source (equation 3 of the chapter).
+    """Dot-product attention of one decoder layer to the source (Gehring et al. 2017, section 3.3).
 
     Args:
         width: Numbers that stand for one position.
