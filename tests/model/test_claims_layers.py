@@ -1,8 +1,10 @@
-"""The checks of the layers chapter notice broken parts."""
+"""The checks of the layers chapter notice broken parts, and its examples are right."""
 
 import pytest
+import torch
+from torch import nn
 
-from tests.claims import assert_claim_can_fail
+from tests.claims import assert_claim_can_fail, run_claim
 
 CHAPTER = "model/layers"
 
@@ -48,3 +50,41 @@ CHAPTER = "model/layers"
 )
 def test_broken_layers_are_noticed(claim, old, new):
     assert_claim_can_fail(CHAPTER, claim, old, new)
+
+
+@pytest.fixture(scope="module")
+def norms():
+    return run_claim(CHAPTER, "3.1b", whole=True)  # the cells before it, batch normalization too
+
+
+def test_batch_norm_with_a_mask_is_pytorchs_on_packed_tokens(norms):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 6, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    keep = torch.arange(6) < torch.tensor([[6], [2], [1], [4]])
+    layer = nn.BatchNorm1d(3, affine=False).double()
+    mine, theirs = norms["batch_norm"](x, keep)[keep], layer(x[keep])
+    torch.testing.assert_close(mine, theirs)
+    slopes = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (mine, theirs)]
+    torch.testing.assert_close(*slopes)
+    assert not torch.allclose(norms["batch_norm"](x, torch.ones_like(keep))[keep], theirs)
+
+
+def test_padding_shifts_words_by_all_tokens_only(norms):
+    ways = norms["ways"]
+    for extra in (1, 4, 40):
+        share, moved = norms["mean_of_real"](ways["BatchNorm"], extra)
+        assert share == extra / (10 + extra)
+        # by hand: of mean 1 and variance 1, some tokens are set to zero
+        expected = share / ((1 - share) + share * (1 - share)) ** 0.5
+        torch.testing.assert_close(moved.mean().item(), expected, rtol=0.05, atol=0)
+        for name in ("LayerNorm", "BatchNorm, real tokens"):
+            _, still = norms["mean_of_real"](ways[name], extra)
+            torch.testing.assert_close(still, norms["mean_of_real"](ways[name], 0)[1])
+
+
+def test_neighbours_move_batch_norm_in_proportion_to_the_root(norms):
+    unrest, ways = norms["unrest"], norms["ways"]
+    assert unrest(ways["LayerNorm"], 4) < 1e-12
+    for name in ("BatchNorm", "BatchNorm, real tokens"):
+        small, large = (unrest(ways[name], count) for count in (4, 64))
+        assert 2.5 < small / large < 7  # the root of 16 is 4

@@ -1,8 +1,9 @@
 """The checks of the multi-head chapter notice broken heads."""
 
 import pytest
+import torch
 
-from tests.claims import assert_claim_can_fail
+from tests.claims import assert_claim_can_fail, cells
 
 CHAPTER = "model/multi_head"
 
@@ -28,6 +29,13 @@ CHAPTER = "model/multi_head"
             "MultiHeadedAttention(h, d_model, dropout=0.0) for h",
             "MultiHeadedAttention(h, d_model, 0.0, d_k=d_model, d_v=d_model) for h",
         ),
+        ("3.2g", "Pointer(h, **widths)", "Pointer(2, **widths)"),
+        ("3.2g", "Pointer(h, **widths)", "Pointer(1, **widths)"),
+        (  # heads that all look at the same places are no better than one
+            "3.2g",
+            "return fused_attention(q, k, v, mask)",
+            "return fused_attention(*(x.mean(1, True).expand_as(x) for x in (q, k)), v, mask)",
+        ),
         ("3.2h", "return fused_attention(q, k, v, mask)", "return fused_attention(q, k, v)"),
         ("3.2h", "q = F.linear(query, wq, bq)", "q = F.linear(query.flip(1), wq, bq)"),
         ("3.2h", "t, t, t, subsequent_mask(5)", "t, t, t"),
@@ -36,3 +44,21 @@ CHAPTER = "model/multi_head"
 )
 def test_broken_heads_are_noticed(claim, old, new):
     assert_claim_can_fail(CHAPTER, claim, old, new)
+
+
+def test_the_task_asks_for_two_places():
+    (source,) = (cell.source for cell in cells(CHAPTER) if "def marked(" in cell.source)
+    names = {"torch": torch, "Tensor": torch.Tensor, "F": torch.nn.functional}
+    exec(source, names)
+    for answer in ("pair", "sum"):
+        tokens, target = names["marked"](50, answer, torch.Generator().manual_seed(0))
+        assert tokens.shape == (50, 10, 10)
+        for sentence, wanted in zip(tokens, target, strict=True):
+            assert sentence[:, 8:].sum(0).tolist() == [1, 1]
+            (a,), (b,) = (sentence[:, mark].nonzero().flatten().tolist() for mark in (8, 9))
+            assert a != b
+            at_a, at_b = sentence[a, :8], sentence[b, :8]
+            total = (at_a + at_b) / 2**0.5
+            expected = torch.cat([at_a, at_b] if answer == "pair" else [total, total])
+            torch.testing.assert_close(wanted, expected)
+        assert 0.8 < target.var() < 1.2
