@@ -555,3 +555,39 @@ def live_lines(
     layers = alt.layer(curve.add_params(pick), dots.add_params(near))
     chart: alt.LayerChart = layers.properties(width=360, height=220)
     return chart
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Rows of text, the first cell of a column its head.
+
+    Attributes:
+        head: What the columns are.
+        rows: Each with as many cells as the head.
+
+    Raises:
+        ValueError: A row has more or fewer cells.
+
+    Defined in: book/figures.md
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __post_init__(self) -> None:
+        """Refuse rows that do not fit the head."""
+        for row in self.rows:
+            if len(row) != len(self.head):
+                raise ValueError(f"{len(self.head)} columns, but a row of {len(row)}: {list(row)}")
+
+    def __repr__(self) -> str:
+        """Return the table as plain text."""
+        lines = [self.head, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines)
+        return "\n".join("  ".join(line).rstrip() for line in padded)
+
+    def _repr_html_(self) -> str:
+        lines = [("th", self.head), *(("td", row) for row in self.rows)]
+        cells = ["".join(f"<{t}>{html.escape(c)}</{t}>" for c in line) for t, line in lines]
+        return f'<table class="dataframe"><tr>{"</tr><tr>".join(cells)}</tr></table>'

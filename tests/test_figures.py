@@ -20,6 +20,7 @@ from annotated_transformer import figures
 from annotated_transformer.figures import (
     DASHES,
     PALETTE,
+    Table,
     bars,
     canvas,
     heatmap,
@@ -383,3 +384,13 @@ def test_drawing_describes_itself_and_follows_the_text(name):
     sizes = [float(size) for size in re.findall(r"font-size[:=]\W*([\d.]+)", text)]
     assert min(sizes) * 360 / width >= 7
     assert float(svg.get("font-size")) * 360 / width >= 9
+
+
+def test_tables_show_their_cells() -> None:
+    made = Table(["a", "long head"], [["1 < 2", "x"], ["", "&"]])
+    assert repr(made).splitlines() == ["a      long head", "1 < 2  x", "       &"]
+    tree = ET.fromstring(made._repr_html_())
+    assert [[cell.text or "" for cell in row] for row in tree] == [list(made.head), *made.rows]
+    assert [cell.tag for cell in tree[0]] == ["th", "th"]
+    with pytest.raises(ValueError, match="2 columns, but a row of 1: \\['x'\\]"):
+        Table(["a", "b"], [["x"]])
