@@ -8,26 +8,13 @@ Defined in the chapter *From sequence to sequence* (book/background/seq2seq.md).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-
-
-class Steps(Protocol):
-    """What decodes one more position of each sentence.
-
-    Defined in: book/background/seq2seq.md
-    """
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Take the newest token of each hypothesis ``(rows,)``; return logits ``(rows, vocab)``."""
-
-    def select(self, sentences: Tensor) -> None:
-        """Keep the given sentences, in that order."""
-
-    def follow(self, parents: Tensor) -> None:
-        """Go on from the hypotheses ``parents (sentences, beam)``, numbers within a sentence."""
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
 class Translator(nn.Module, ABC):
@@ -111,6 +98,31 @@ def causal_mask(n: int, device: torch.device) -> Tensor:
     return torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
 
 
+class Steps(Protocol):
+    """What decodes one more position of each sentence.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Take the newest token of each hypothesis ``(rows,)``; return logits ``(rows, vocab)``."""
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``, numbers within a sentence."""
+
+
+def rows_of(sentences: Tensor, beam: int) -> Tensor:
+    """Return the rows of the hypotheses of ``sentences (s,)``: ``(s * beam,)``.
+
+    Defined in: book/background/seq2seq.md
+    """
+    places = torch.arange(beam, device=sentences.device)
+    return (sentences.unsqueeze(1) * beam + places).flatten()
+
+
 class PrefixSteps:
     """Steps that read the whole output so far again each time: right for every model, and slow.
 
@@ -150,10 +162,455 @@ class PrefixSteps:
         self.written = self.written[(first.unsqueeze(1) + parents).flatten()]
 
 
-def rows_of(sentences: Tensor, beam: int) -> Tensor:
-    """Return the rows of the hypotheses of ``sentences (s,)``: ``(s * beam,)``.
+class RecurrentEncoder(nn.Module):
+    """Two recurrent networks, one for each direction of reading.
+
+    Args:
+        width: Numbers of an embedded word.
+        hidden: Numbers of a state, for each direction.
+        layers: Networks on top of one another.
+        dropout: Between layers.
 
     Defined in: book/background/seq2seq.md
     """
-    places = torch.arange(beam, device=sentences.device)
-    return (sentences.unsqueeze(1) * beam + places).flatten()
+
+    def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.gru = gru(width, hidden, layers, dropout, bidirectional=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Read ``x (batch, m, width)``; ``lengths (batch,)`` on the CPU says where each ends.
+
+        Returns:
+            Both states at each word, ``(batch, m, 2 * hidden)``, and each direction's last one,
+            ``(batch, 2 * hidden)``. Padding, and a sentence without a word, give zeros.
+        """
+        some = lengths.clamp(min=1)  # nothing can be packed only where there is a word
+        packed = pack_padded_sequence(x, some, batch_first=True, enforce_sorted=False)
+        states, last = self.gru(packed)
+        memory, _ = pad_packed_sequence(states, batch_first=True, total_length=x.size(1))
+        real = (lengths > 0).to(x).unsqueeze(1)
+        return memory * real.unsqueeze(1), torch.cat([last[-2], last[-1]], -1) * real
+
+
+def gru(
+    inputs: int, hidden: int, layers: int, dropout: float, bidirectional: bool = False
+) -> nn.GRU:
+    """Return PyTorch's GRU; with a single layer there is nothing for dropout to be between.
+
+    Defined in: book/background/seq2seq.md
+    """
+    between = dropout if layers > 1 else 0.0
+    return nn.GRU(
+        inputs, hidden, layers, batch_first=True, dropout=between, bidirectional=bidirectional
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a decoder knows of its sources; nothing in it depends on the target.
+
+    Attributes:
+        memory: What the encoder gave, ``(rows, m, 2 * hidden)``; m is 1 for a fixed context.
+        padding: Boolean ``(rows, 1, m)``, true where there is no word.
+        keys: What scores are computed with, ``(rows, m, hidden)``; empty without attention.
+        gates: What each word would add to the decoder's gates, ``(rows, m, 3 * hidden)``; empty
+            where contexts are no input of the decoder's cell.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    memory: Tensor
+    padding: Tensor
+    keys: Tensor
+    gates: Tensor
+
+    def rows(self, index: Tensor) -> Source:
+        """Take the given rows, in that order."""
+        parts = self.memory, self.padding, self.keys, self.gates
+        return Source(*(part[index] for part in parts))
+
+
+class RecurrentDecoder(nn.Module, ABC):
+    """What the three decoders share: how they start, and how they read off a word.
+
+    Args:
+        width: Numbers of an embedded word, and of an output.
+        hidden: Numbers of a state.
+        layers: Networks on top of one another.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    def __init__(self, width: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self.first = nn.Linear(2 * hidden, layers * hidden)
+        self.readout = nn.Linear(3 * hidden, width)
+
+    def start(self, memory: Tensor) -> Tensor:
+        """Return the states before the first word, ``(layers, rows, hidden)``.
+
+        They come from the memory's first row. Half of it has read the whole sentence, backwards.
+        """
+        first = torch.tanh(self.first(memory[:, 0]))  # (rows, layers * hidden)
+        return first.view(len(first), self.layers, -1).transpose(0, 1).contiguous()
+
+    def read_off(self, context: Tensor, states: Tensor) -> Tensor:
+        """Mix contexts ``(rows, n, 2 * hidden)`` and states to outputs ``(rows, n, width)``."""
+        return torch.tanh(self.readout(torch.cat([context, states], -1)))
+
+    def prepare(self, memory: Tensor, padding: Tensor) -> Source:
+        """Work out what depends on the source alone."""
+        nothing = memory.new_empty(len(memory), 0)
+        return Source(memory, padding, nothing, nothing)
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, source: Source, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Go on from a state, over one word or many.
+
+        Args:
+            x: The words before each position, embedded: ``(rows, n, width)``.
+            source: As ``prepare`` gives it.
+            state: ``(layers, rows, hidden)``.
+
+        Returns:
+            Outputs ``(rows, n, width)``, the new state, and the weights of attention
+            ``(rows, n, m)`` where there are some.
+        """
+
+
+class FixedDecoder(RecurrentDecoder):
+    """One context for all words: an input of the network at each of them.
+
+    Args:
+        width: Numbers of an embedded word, and of an output.
+        hidden: Numbers of a state.
+        layers: Networks on top of one another.
+        dropout: Between layers.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__(width, hidden, layers)
+        self.gru = gru(width + 2 * hidden, hidden, layers, dropout)
+
+    def forward(self, x: Tensor, source: Source, state: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Go on from a state; see ``RecurrentDecoder.forward``. There are no weights."""
+        context = source.memory.expand(-1, x.size(1), -1)  # (rows, 1, 2h) -> (rows, n, 2h)
+        states, state = self.gru(torch.cat([x, context], -1), state)
+        return self.read_off(context, states), state, None
+
+
+def weigh(scores: Tensor, padding: Tensor) -> Tensor:
+    """Turn scores ``(rows, n, m)`` into weights, zero at padding.
+
+    Where all is padding the weights mean nothing; the memory is zero there.
+
+    Defined in: book/background/seq2seq.md
+    """
+    return scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(-1)
+
+
+def gru_step(given: Tensor, kept: Tensor, state: Tensor) -> Tensor:
+    """Take one step of a GRU whose products are known.
+
+    Args:
+        given: What the inputs add to the two gates and the candidate, ``(rows, 3 * hidden)``.
+        kept: What the state adds to them, likewise.
+        state: ``(rows, hidden)``.
+
+    Defined in: book/background/seq2seq.md
+    """
+    given_reset, given_update, given_new = given.chunk(3, -1)
+    kept_reset, kept_update, kept_new = kept.chunk(3, -1)
+    reset = torch.sigmoid(given_reset + kept_reset)
+    update = torch.sigmoid(given_update + kept_update)
+    new = torch.tanh(torch.addcmul(given_new, reset, kept_new))
+    return torch.lerp(new, state, update)  # new + update * (state - new)
+
+
+class AdditiveDecoder(RecurrentDecoder):
+    """A context for each word, chosen by the state before it (Bahdanau and others, 2015).
+
+    Args:
+        width: Numbers of an embedded word, and of an output.
+        hidden: Numbers of a state.
+        layers: Networks on top of one another; the first attends.
+        dropout: Between layers.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__(width, hidden, layers)
+        self.sizes = [3 * hidden, hidden]
+        self.word = nn.Linear(width, 3 * hidden)  # to the gates
+        self.context = nn.Linear(2 * hidden, 3 * hidden, bias=False)  # to the gates
+        self.state = nn.Linear(hidden, 4 * hidden)  # to the gates, and the query
+        self.keys = nn.Linear(2 * hidden, hidden, bias=False)
+        self.score = nn.Linear(hidden, 1, bias=False)
+        self.upper = gru(hidden, hidden, layers - 1, dropout) if layers > 1 else None
+
+    def prepare(self, memory: Tensor, padding: Tensor) -> Source:
+        """Work out keys, and what each source word would add to the gates."""
+        return Source(memory, padding, self.keys(memory), self.context(memory))
+
+    def forward(self, x: Tensor, source: Source, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Go on from a state, in a loop; see ``RecurrentDecoder.forward``."""
+        states, weights, s = [], [], state[0]
+        for word in self.word(x).unbind(1):  # (rows, 3h)
+            kept, query = self.state(s).split(self.sizes, -1)
+            scores = self.score(torch.tanh(query.unsqueeze(1) + source.keys))  # (rows, m, 1)
+            weights.append(weigh(scores.transpose(1, 2), source.padding))  # (rows, 1, m)
+            s = gru_step(word + (weights[-1] @ source.gates).squeeze(1), kept, s)
+            states.append(s)
+        outputs, new, looked = torch.stack(states, 1), s.unsqueeze(0), torch.cat(weights, 1)
+        if self.upper is not None:
+            outputs, upper = self.upper(outputs, state[1:])
+            new = torch.cat([new, upper])
+        return self.read_off(looked @ source.memory, outputs), new, looked
+
+
+class DotDecoder(RecurrentDecoder):
+    """A context for each word, chosen by the state after it (Luong and others, 2015, "general").
+
+    Args:
+        width: Numbers of an embedded word, and of an output.
+        hidden: Numbers of a state.
+        layers: Networks on top of one another; the last attends.
+        dropout: Between layers.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__(width, hidden, layers)
+        self.gru = gru(width, hidden, layers, dropout)
+        self.keys = nn.Linear(2 * hidden, hidden, bias=False)
+
+    def prepare(self, memory: Tensor, padding: Tensor) -> Source:
+        """Work out the keys."""
+        return Source(memory, padding, self.keys(memory), memory.new_empty(len(memory), 0))
+
+    def forward(self, x: Tensor, source: Source, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Go on from a state, then attend; see ``RecurrentDecoder.forward``."""
+        states, state = self.gru(x, state)
+        weights = weigh(states @ source.keys.transpose(1, 2), source.padding)
+        return self.read_off(weights @ source.memory, states), state, weights
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Sizes of a recurrent translator, and its attention.
+
+    Attributes:
+        attention: ``none`` (one fixed context), ``additive`` or ``dot``.
+        width: Numbers of an embedded word.
+        hidden: Numbers of a state, in the decoder and in each direction of the encoder.
+        layers: Networks on top of one another, in the encoder and in the decoder.
+        dropout: Share of numbers set to zero in training: of embeddings, of outputs, and
+            between layers.
+        max_len: Most positions of a sentence. No weight depends on it; it only bounds outputs.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    attention: Literal["none", "additive", "dot"] = "additive"
+    width: int = 128
+    hidden: int = 224
+    layers: int = 1
+    dropout: float = 0.3
+    max_len: int = 4096
+
+    def __post_init__(self) -> None:
+        """Refuse what no model can be built from.
+
+        Raises:
+            ValueError: The form is unknown, a size is not positive, or dropout is no share.
+        """
+        if self.attention not in DECODERS:
+            raise ValueError(f"attention is none, additive or dot, not {self.attention!r}")
+        for name in ("width", "hidden", "layers", "max_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, it is {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, it is {self.dropout}")
+
+    def build(self, src_vocab: int, tgt_vocab: int) -> RecurrentTranslator:
+        """Build a model, with fresh weights from the global random generator.
+
+        Args:
+            src_vocab: Number of source tokens.
+            tgt_vocab: Number of target tokens.
+        """
+        return RecurrentTranslator(src_vocab, tgt_vocab, self)
+
+
+DECODERS: Mapping[str, Callable[[int, int, int, float], RecurrentDecoder]] = {
+    "none": FixedDecoder,
+    "additive": AdditiveDecoder,
+    "dot": DotDecoder,
+}
+
+
+class RecurrentTranslator(Translator):
+    """Recurrent encoder and decoder, with attention or without.
+
+    Args:
+        src_vocab: Number of source tokens.
+        tgt_vocab: Number of target tokens.
+        config: Attention and sizes.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    def __init__(self, src_vocab: int, tgt_vocab: int, config: RecurrentConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        sizes = (c.width, c.hidden, c.layers, c.dropout)
+        self.src_embed = nn.Embedding(src_vocab, c.width)
+        self.tgt_embed = nn.Embedding(tgt_vocab, c.width)
+        self.encoder = RecurrentEncoder(*sizes)
+        self.decoder = DECODERS[c.attention](*sizes)
+        self.vocabulary = nn.Linear(c.width, tgt_vocab)
+        self.dropout = nn.Dropout(c.dropout)
+
+    @property
+    def projection(self) -> nn.Linear:
+        """The last layer, from the decoder's output to logits."""
+        return self.vocabulary
+
+    @property
+    def max_len(self) -> int:
+        """Most positions of a sentence."""
+        return self.config.max_len
+
+    def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
+        """Read the source.
+
+        Args:
+            src: Token numbers ``(batch, m)``.
+            src_mask: Boolean ``(batch, 1, m)``, true at real tokens, which come first.
+
+        Returns:
+            ``(batch, m, 2 * hidden)``; with one fixed context ``(batch, 1, 2 * hidden)``.
+
+        Raises:
+            ValueError: Padding stands before a real token.
+        """
+        states, last = self.encoder(self.dropout(self.src_embed(src)), lengths(src, src_mask))
+        memory: Tensor = last.unsqueeze(1) if self.config.attention == "none" else states
+        return memory
+
+    def decode(
+        self,
+        memory: Tensor,
+        src_mask: Tensor | None,
+        tgt: Tensor,
+        tgt_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Decode ``tgt (batch, n)`` to ``(batch, n, width)``; ``tgt_mask`` is not needed."""
+        source = self.source(memory, src_mask)
+        return self.advance(tgt, source, self.decoder.start(memory))[0]
+
+    def source(self, memory: Tensor, src_mask: Tensor | None) -> Source:
+        """Work out what the decoder needs of ``memory``, for all target words."""
+        if src_mask is None:
+            src_mask = memory.new_ones(len(memory), 1, memory.size(1), dtype=torch.bool)
+        source: Source = self.decoder.prepare(memory, ~src_mask)
+        return source
+
+    def advance(
+        self, tgt: Tensor, source: Source, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Go on from a state over ``tgt (rows, n)``: outputs, new state, weights."""
+        outputs, state, weights = self.decoder(self.dropout(self.tgt_embed(tgt)), source, state)
+        return self.dropout(outputs), state, weights
+
+    def alignment(self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        """Return where the decoder looks.
+
+        Args:
+            src: Token numbers ``(batch, m)``.
+            tgt: Token numbers ``(batch, n)``, starting with the begin symbol.
+            src_mask: Boolean ``(batch, 1, m)``, true at real tokens.
+
+        Returns:
+            ``(batch, n, m)``: weights with which the word *after* each position is written.
+
+        Raises:
+            ValueError: The model has no attention.
+        """
+        if self.config.attention == "none":
+            raise ValueError("a model with one fixed context looks nowhere")
+        memory = self.encode(src, src_mask)
+        source = self.source(memory, src_mask)
+        weights: Tensor | None = self.advance(tgt, source, self.decoder.start(memory))[2]
+        assert weights is not None
+        return weights.masked_fill(source.padding, 0.0)
+
+    @torch.no_grad()
+    def start_steps(
+        self, src: Tensor, src_mask: Tensor, capacity: int, beam: int = 1
+    ) -> RecurrentSteps:
+        """Encode sentences; return what decodes them. ``capacity`` does not matter here."""
+        return RecurrentSteps(self, self.encode(src, src_mask), src_mask, beam)
+
+
+def lengths(src: Tensor, src_mask: Tensor | None) -> Tensor:
+    """Return how many real tokens each sentence has, ``(batch,)`` on the CPU.
+
+    Raises:
+        ValueError: Padding stands before a real token.
+
+    Defined in: book/background/seq2seq.md
+    """
+    if src_mask is None:
+        return torch.full((len(src),), src.size(1))
+    real = src_mask.reshape(len(src), -1).long()
+    counted = torch.stack([real.sum(1), real.cumprod(1).sum(1)]).cpu()
+    if not torch.equal(counted[0], counted[1]):
+        raise ValueError("padding stands before a real token: a recurrent encoder reads in order")
+    return counted[0]
+
+
+class RecurrentSteps:
+    """Steps that go on from the decoder's last state: each costs the same.
+
+    Args:
+        model: In evaluation mode.
+        memory: The encoder's output, one row a sentence.
+        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
+        beam: Hypotheses of each sentence.
+
+    Defined in: book/background/seq2seq.md
+    """
+
+    def __init__(
+        self, model: RecurrentTranslator, memory: Tensor, src_mask: Tensor, beam: int = 1
+    ) -> None:
+        self.model, self.beam = model, beam
+        rows = torch.arange(len(memory), device=memory.device).repeat_interleave(beam)
+        self.source = model.source(memory, src_mask).rows(rows)
+        self.state = model.decoder.start(memory)[:, rows]  # (layers, rows, hidden)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``."""
+        out, self.state, _ = self.model.advance(tokens.unsqueeze(1), self.source, self.state)
+        logits: Tensor = self.model.projection(out[:, -1])
+        return logits
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+        rows = rows_of(sentences, self.beam)
+        self.source, self.state = self.source.rows(rows), self.state[:, rows]
+
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``; their source is the same."""
+        first = torch.arange(0, parents.numel(), self.beam, device=parents.device)
+        self.state = self.state[:, (first.unsqueeze(1) + parents).flatten()]

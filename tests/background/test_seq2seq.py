@@ -1,0 +1,402 @@
+"""Recurrent translators against loops over single cells, against padding, and step by step."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from annotated_transformer.background import seq2seq
+from annotated_transformer.background.seq2seq import (
+    DECODERS,
+    PrefixSteps,
+    RecurrentConfig,
+    RecurrentSteps,
+)
+from annotated_transformer.notation import BOS, EOS, PAD
+
+SOURCE, TARGET = 11, 9  # sizes of the vocabularies
+FORMS = sorted(DECODERS)
+seeds = st.integers(0, 2**31)
+
+
+def make(form="additive", layers=1, seed=0, hidden=5, width=4):
+    torch.manual_seed(seed)
+    config = RecurrentConfig(form, width=width, hidden=hidden, layers=layers, dropout=0.0)
+    model = config.build(SOURCE, TARGET).double().eval()
+    for parameter in model.parameters():  # large enough to see where things go
+        nn.init.uniform_(parameter, -0.8, 0.8)
+    return model
+
+
+def sentences(lengths, generator, vocab=SOURCE):
+    """Return random sentences, filled up with padding, and their mask."""
+    m = max(lengths)
+    tokens = torch.randint(4, vocab, (len(lengths), m), generator=generator)
+    keep = torch.arange(m) < torch.tensor(lengths).unsqueeze(1)
+    return tokens.masked_fill(~keep, PAD), keep.unsqueeze(1)
+
+
+# An independent form: one sentence, one word, one cell at a time.
+
+
+def cell_of(gru, layer, suffix=""):
+    """Return a cell with a layer's weights."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    parts = {name: getattr(gru, f"{name}_l{layer}{suffix}").detach() for name in names}
+    cell = nn.GRUCell(parts["weight_ih"].size(1), gru.hidden_size).double()
+    cell.load_state_dict(parts)
+    return cell
+
+
+def walk(cell, inputs, state=None):
+    states = []
+    for x in inputs:
+        state = cell(x, state)
+        states.append(state)
+    return states
+
+
+def read(model, words):
+    """Return the states of both directions at each word, ``(m, 2 * hidden)``."""
+    xs, gru = list(model.src_embed.weight[words]), model.encoder.gru
+    for layer in range(gru.num_layers):
+        ahead = walk(cell_of(gru, layer), xs)
+        back = walk(cell_of(gru, layer, "_reverse"), xs[::-1])[::-1]
+        xs = [torch.cat(both) for both in zip(ahead, back, strict=True)]
+    return torch.stack(xs), torch.cat([ahead[-1], back[0]])
+
+
+def first_cell(decoder):
+    """Return the cell of the additive form's loop, and the map to its query."""
+    h = decoder.sizes[1]
+    cell = nn.GRUCell(decoder.word.in_features + 2 * h, h).double()
+    weight, bias = decoder.state.weight.detach(), decoder.state.bias.detach()
+    parts = {
+        "weight_ih": torch.cat([decoder.word.weight, decoder.context.weight], 1).detach(),
+        "weight_hh": weight[: 3 * h],
+        "bias_ih": decoder.word.bias.detach(),
+        "bias_hh": bias[: 3 * h],
+    }
+    cell.load_state_dict(parts)
+    return cell, lambda s: weight[3 * h :] @ s + bias[3 * h :]
+
+
+@torch.no_grad()
+def by_cells(model, source, target):
+    """Return the logits after each target word, for one sentence without padding."""
+    memory, context = read(model, source)
+    decoder, form = model.decoder, model.config.attention
+    if form == "none":
+        memory = context.unsqueeze(0)
+    states = list(
+        torch.tanh(decoder.first.weight @ memory[0] + decoder.first.bias).chunk(layers_of(model))
+    )
+    logits = []
+    for word in target:
+        x = model.tgt_embed.weight[word]
+        if form == "additive":
+            cell, query = first_cell(decoder)
+            keys = memory @ decoder.keys.weight.T
+            scores = torch.tanh(query(states[0]) + keys) @ decoder.score.weight[0]
+            context = scores.softmax(0) @ memory
+            states[0] = cell(torch.cat([x, context]), states[0])
+            for layer in range(1, len(states)):
+                states[layer] = cell_of(decoder.upper, layer - 1)(states[layer - 1], states[layer])
+        else:
+            x = torch.cat([x, context]) if form == "none" else x
+            for layer in range(len(states)):
+                x = states[layer] = cell_of(decoder.gru, layer)(x, states[layer])
+            if form == "dot":
+                context = (memory @ (decoder.keys.weight.T @ states[-1])).softmax(0) @ memory
+        out = torch.tanh(decoder.readout(torch.cat([context, states[-1]])))
+        logits.append(model.projection(out))
+    return torch.stack(logits)
+
+
+def layers_of(model):
+    return model.config.layers
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_equal_to_a_loop_over_single_cells(form, layers):
+    model = make(form, layers, seed=layers)
+    generator = torch.Generator().manual_seed(layers)
+    src, mask = sentences([4, 1, 6], generator)
+    tgt, _ = sentences([5, 5, 5], generator, TARGET)
+    logits = model.projection(model(src, tgt, mask, None))
+    for i, m in enumerate((4, 1, 6)):
+        torch.testing.assert_close(
+            logits[i], by_cells(model, src[i, :m], tgt[i]), rtol=0, atol=1e-12
+        )
+
+
+# Padding.
+
+
+def padding_error(model, lengths, extra, generator):
+    """Return how far results with padding are from those of each sentence alone."""
+    src, mask = sentences(lengths, generator)
+    src = F.pad(src, (0, extra), value=PAD)
+    mask = F.pad(mask, (0, extra), value=False)
+    src = torch.where(mask.squeeze(1), src, torch.randint(SOURCE, src.shape, generator=generator))
+    tgt, _ = sentences([3] * len(lengths), generator, TARGET)
+    together = model(src, tgt, mask, None)
+    apart = [model(src[i : i + 1, :m], tgt[i : i + 1], None, None) for i, m in enumerate(lengths)]
+    return (together - torch.cat(apart)).abs().max().item()
+
+
+lists_of_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=15, deadline=None)
+@given(lengths=lists_of_lengths, extra=st.integers(0, 3), layers=st.integers(1, 2), seed=seeds)
+def test_padding_never_changes_a_result(form, lengths, extra, layers, seed):
+    generator = torch.Generator().manual_seed(seed)
+    assert padding_error(make(form, layers, seed), lengths, extra, generator) < 1e-12
+
+
+@pytest.mark.parametrize("form", ["additive", "dot"])
+def test_attention_without_its_mask_is_noticed(form, monkeypatch):
+    def careless(scores, padding):
+        return scores.softmax(-1)
+
+    monkeypatch.setattr(seq2seq, "weigh", careless)
+    generator = torch.Generator().manual_seed(0)
+    assert padding_error(make(form), [5, 2], 1, generator) > 1e-3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_encoder_that_reads_padding_is_noticed(form, monkeypatch):
+    def all_of_it(src, src_mask):
+        return torch.full((len(src),), src.size(1))
+
+    monkeypatch.setattr(seq2seq, "lengths", all_of_it)
+    generator = torch.Generator().manual_seed(0)
+    assert padding_error(make(form), [5, 2], 1, generator) > 1e-3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_gets_no_gradient(form):
+    model = make(form)
+    src, mask = sentences([4, 2], torch.Generator().manual_seed(0))
+    tgt = torch.tensor([[BOS, 4, 5], [BOS, 6, EOS]])
+    model(src, tgt, mask, None).square().sum().backward()
+    assert model.src_embed.weight.grad[src[mask.squeeze(1)]].abs().sum(-1).gt(0).all()
+    assert (model.src_embed.weight.grad[PAD] == 0).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_packed_rows_are_the_kept_positions(form):
+    model = make(form)
+    src, mask = sentences([4, 2], torch.Generator().manual_seed(0))
+    tgt = torch.tensor([[BOS, 4, 5], [BOS, 6, PAD]])
+    rows = model.forward_packed(src, tgt, mask.squeeze(1), tgt != PAD)
+    assert torch.equal(rows, model(src, tgt, mask, None)[tgt != PAD])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_position_sees_the_future(form):
+    model = make(form, layers=2)
+    src, mask = sentences([4], torch.Generator().manual_seed(0))
+    tgt = torch.tensor([[BOS, 4, 5, 6]])
+    changed = torch.tensor([[BOS, 4, 5, 7]])
+    before, after = (model(src, each, mask, None)[0] for each in (tgt, changed))
+    assert torch.equal(before[:3], after[:3])
+    assert not torch.allclose(before[3], after[3])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sentence_without_words_gives_numbers(form):
+    model = make(form)
+    src, mask = sentences([3, 0], torch.Generator().manual_seed(0))
+    tgt = torch.tensor([[BOS, 4], [BOS, 5]])
+    memory = model.encode(src, mask)
+    assert (memory[1] == 0).all()
+    out = model(src, tgt, mask, None)
+    assert out.isfinite().all()
+    out.sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    if form != "none":
+        weights = model.alignment(src, tgt, mask)
+        assert (weights[1] == 0).all()
+        torch.testing.assert_close(weights[0].sum(-1), torch.ones(2).double())
+
+
+def test_padding_before_a_word_is_refused():
+    src = torch.tensor([[PAD, 5, 6]])
+    with pytest.raises(ValueError, match="before a real token"):
+        make().encode(src, (src != PAD).unsqueeze(1))
+
+
+# Steps.
+
+
+def search_error(model, steps, beam, lengths, seed, src, mask):
+    """Go through a random search; compare each logit with teacher forcing of the same words."""
+    generator = torch.Generator().manual_seed(seed)
+    alive = torch.arange(len(lengths))
+    written = torch.zeros(len(lengths), beam, 0, dtype=torch.long)
+    largest = 0.0
+    for step in range(6):
+        newest = torch.randint(TARGET, (len(alive), beam, 1), generator=generator)
+        written = torch.cat([written, newest], -1)
+        logits = steps(newest.flatten())
+        rows = alive.repeat_interleave(beam)
+        out = model(src[rows], written.flatten(0, 1), mask[rows], None)
+        largest = max(largest, (logits - model.projection(out[:, -1])).abs().max().item())
+        parents = torch.randint(beam, (len(alive), beam), generator=generator)
+        steps.follow(parents)
+        written = written.gather(1, parents.unsqueeze(-1).expand(-1, -1, step + 1))
+        if len(alive) > 1 and step % 2:
+            kept = torch.randperm(len(alive), generator=generator)[: len(alive) - 1]
+            steps.select(kept)
+            alive, written = alive[kept], written[kept]
+    return largest
+
+
+@torch.no_grad()
+def run_search(kind, form, layers, beam, lengths, seed):
+    model = make(form, layers, seed)
+    src, mask = sentences(lengths, torch.Generator().manual_seed(seed))
+    steps = (
+        PrefixSteps(model, model.encode(src, mask), mask, beam)
+        if kind == "prefix"
+        else model.start_steps(src, mask, 6, beam)
+    )
+    return search_error(model, steps, beam, lengths, seed + 1, src, mask)
+
+
+@pytest.mark.parametrize("kind", ["state", "prefix"])
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=6, deadline=None)
+@given(
+    layers=st.integers(1, 2),
+    beam=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    seed=seeds,
+)
+def test_steps_equal_teacher_forcing_through_any_search(kind, form, layers, beam, lengths, seed):
+    assert run_search(kind, form, layers, beam, lengths, seed) < 1e-11
+
+
+def stay(steps, parents):
+    """Go on from the hypotheses in the same places, whatever the parents."""
+
+
+def first_sentence(steps, parents):
+    """Take parents for rows, as if all belonged to the first sentence."""
+    steps.state = steps.state[:, parents.flatten()]
+
+
+def other_source(steps, parents):
+    """Follow rightly, but take the context of a wrong row."""
+    right_follow(steps, parents)
+    steps.source = steps.source.rows(torch.arange(parents.numel()).roll(1))
+
+
+def source_stays(steps, sentences):
+    """Keep the states of the chosen sentences, and the first of the sources."""
+    rows = seq2seq.rows_of(sentences, steps.beam)
+    steps.state = steps.state[:, rows]
+    steps.source = steps.source.rows(torch.arange(len(rows)))
+
+
+right_follow = RecurrentSteps.follow
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("follow", stay),
+        ("follow", first_sentence),
+        ("follow", other_source),
+        ("select", source_stays),
+    ],
+)
+def test_wrong_rows_are_noticed(form, name, wrong, monkeypatch):
+    monkeypatch.setattr(RecurrentSteps, name, wrong)
+    assert run_search("state", form, 1, 2, [4, 2, 5], seed=3) > 1e-3
+
+
+# Configurations.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "hard"}, "none, additive or dot"),
+        ({"hidden": 0}, "hidden must be positive"),
+        ({"layers": 0}, "layers must be positive"),
+        ({"max_len": 0}, "max_len must be positive"),
+        ({"dropout": 1.0}, "dropout"),
+    ],
+)
+def test_configurations_that_cannot_be_built_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        RecurrentConfig(**options)
+
+
+def test_a_fixed_context_has_no_alignment():
+    tokens = torch.tensor([[4, 5]])
+    with pytest.raises(ValueError, match="looks nowhere"):
+        make("none").alignment(tokens, tokens)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_dropout_works_in_training_alone(form):
+    model = RecurrentConfig(form, width=8, hidden=8, layers=2, dropout=0.5).build(SOURCE, TARGET)
+    src, tgt = torch.tensor([[4, 5, 6]]), torch.tensor([[BOS, 4]])
+    assert not torch.equal(model(src, tgt, None, None), model(src, tgt, None, None))
+    model.eval()
+    assert torch.equal(model(src, tgt, None, None), model(src, tgt, None, None))
+
+
+def test_the_bounds_of_a_model():
+    model = RecurrentConfig(max_len=77).build(SOURCE, TARGET)
+    assert model.max_len == 77
+    assert model.projection.out_features == TARGET
+
+
+# What the chapter finds, in small: sentences to be turned around, of few and of many words.
+
+
+def turned(n, generator, size=32, vocab=10):
+    """Return ``n`` words a sentence, and the same words from the last to the first."""
+    words = torch.randint(4, vocab, (size, n), generator=generator)
+    return words, words.flip(1)
+
+
+def learned(form, seed, updates=250, longest=12):
+    """Train on short and long sentences; return the share of right words of each length."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = RecurrentConfig(form, width=16, hidden=24, dropout=0.0).build(10, 10)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-2)
+
+    def forced(n):
+        src, wanted = turned(n, generator)
+        tgt = F.pad(wanted[:, :-1], (1, 0), value=BOS)
+        return model.projection(model(src, tgt, None, None)), wanted
+
+    for _ in range(updates):
+        n = int(torch.randint(2, longest + 1, (), generator=generator))
+        logits, wanted = forced(n)
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), wanted.flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    with torch.no_grad():
+        results = {n: forced(n) for n in (2, longest)}
+    return {n: (y.argmax(-1) == w).double().mean().item() for n, (y, w) in results.items()}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_vector_holds_short_sentences_and_attention_long_ones(seed):
+    fixed, attentive = (learned(form, seed) for form in ("none", "additive"))
+    assert attentive[12] > fixed[12] + 0.1
+    assert fixed[2] > fixed[12] + 0.2
