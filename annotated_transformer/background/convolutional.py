@@ -360,7 +360,7 @@ class ConvolutionalTranslator(Translator):
         """
         return self._decode(memory, src_mask, tgt)[0]
 
-    def alignment(self, src: Tensor, src_mask: Tensor | None, tgt: Tensor) -> Tensor:
+    def alignment(self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None) -> Tensor:
         """Return where each decoder layer looks, ``(layers, batch, n, m)``.
 
         Args:

@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from annotated_transformer.background.seq2seq import Translator
+from annotated_transformer.background.convolutional import ConvolutionConfig
+from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.distributed import World, parted, whole
 from annotated_transformer.translation.tokenizers import (
@@ -164,8 +165,12 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
 
 
 FORMAT = 1
-Architecture: TypeAlias = ModelConfig
-ARCHITECTURES: dict[str, type[Architecture]] = {"transformer": ModelConfig}
+Architecture: TypeAlias = ModelConfig | RecurrentConfig | ConvolutionConfig
+ARCHITECTURES: dict[str, type[Architecture]] = {
+    "transformer": ModelConfig,
+    "recurrent": RecurrentConfig,
+    "convolution": ConvolutionConfig,
+}
 
 
 @dataclass

@@ -67,7 +67,6 @@ from annotated_transformer.translation.shards import (
     remarks,
 )
 from annotated_transformer.translation.system import (
-    PAPER,
     RECIPES,
     Run,
     Running,
@@ -76,6 +75,7 @@ from annotated_transformer.translation.system import (
     check_options,
     check_running,
     commit,
+    find_recipe,
     make_record,
     processor,
     translate_lines,
@@ -166,7 +166,7 @@ class Train:
         tyro.conf.arg(help="The defaults are the recipe of the corpus that --corpus names."),
     ] = RECIPES["grammar"]
     out: Path | None = None
-    """Folder for checkpoints; runs/CORPUS-PAIR-PRESET unless given."""
+    """Folder for checkpoints; runs/CORPUS-PAIR-PRESET (or MODEL) unless given."""
     mirror: Path | None = None
     """Folder that holds the corpora's files, instead of a download."""
     train_files: tuple[Path, Path] | None = None
@@ -226,7 +226,8 @@ class Train:
             options = self.training
             if isinstance(texts, Prepared):
                 options = prepared_options(options, texts)
-            out = self.out or Path("runs") / f"{options.corpus}-{options.pair}-{options.preset}"
+            kind = options.preset if options.model == "transformer" else options.model
+            out = self.out or Path("runs") / f"{options.corpus}-{options.pair}-{kind}"
             products = prepare_cpu()
             run = Run(options, out, texts, world, self.running)
             if world.main:
@@ -289,11 +290,11 @@ def pace(run: Run) -> str:
     """
     state, seconds = run.state, max(run.state["update_seconds"], 1e-9)
     each = seconds / max(1, state["updates"])
-    rate = describe_rate(state["flops"] / seconds, run.peak)
+    rate = f", {describe_rate(state['flops'] / seconds, run.peak)}" if state["flops"] else ""
     whole = timedelta(seconds=round(each * run.options.updates))
     return (
         f"{state['updates']} updates of {each:.2f} seconds, {state['tokens'] / seconds:.0f} target "
-        f"tokens a second, {rate}; {run.options.updates} take {whole}"
+        f"tokens a second{rate}; {run.options.updates} take {whole}"
     )
 
 
@@ -760,19 +761,14 @@ def parse(args: Sequence[str]) -> Command:
 
     Defined in: book/translation/command.md
     """
-    corpus, preset = "grammar", ""  # their recipe gives the defaults: to be known before
+    known = {"corpus": "grammar", "preset": "", "model": ""}  # their recipe gives the defaults
     for word, following in itertools.pairwise([*args, ""]):
-        if word == "--corpus":
-            corpus = following
-        elif word.partition("=")[0] == "--preset":
-            preset = word.partition("=")[2] or following
-        elif word.startswith("--corpus="):
-            corpus = word.partition("=")[2]
-        elif word.partition("=")[0] == "--prepared":
-            corpus = "prepared"
-    recipe = RECIPES.get(corpus, replace(RECIPES["grammar"], corpus=corpus))
-    if corpus == "prepared" and preset == "big":
-        recipe = PAPER["big"]
+        name, given, value = word.partition("=")
+        if name == "--prepared":
+            known["corpus"] = "prepared"
+        elif name in ("--corpus", "--preset", "--model"):
+            known[name[2:]] = value if given else following
+    recipe = find_recipe(**known)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):

@@ -33,7 +33,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from annotated_transformer import __version__
-from annotated_transformer.background.seq2seq import Translator
+from annotated_transformer.background.convolutional import ConvolutionConfig
+from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
 from annotated_transformer.model.transformer import PRESETS, ModelConfig, count_parameters
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
 from annotated_transformer.training.distributed import (
@@ -116,8 +117,11 @@ class Training:
     iwslt2017, files, or prepared."""
     pair: str = "de-en"
     """Source and target language."""
+    model: Literal["transformer", "rnn", "rnn-attention", "rnn-dot", "convolution"] = "transformer"
+    """What translates: the Transformer; recurrent networks with a fixed context, additive
+    attention, or dot-product attention; convolutions."""
     preset: Literal["tiny", "base", "big"] = "tiny"
-    """Size of the model; base and big are the paper's."""
+    """Size of the model; base and big are the paper's. The other models have a tiny one only."""
     layers: int | None = None
     """Layers in each stack, if not the preset's."""
     dropout: float | None = None
@@ -246,6 +250,24 @@ RECIPES: dict[str, Training] = {
 }
 
 
+def find_recipe(corpus: str, preset: str = "", model: str = "") -> Training:
+    """Return what is chosen where nothing else is said.
+
+    Args:
+        corpus: A name; that of the grammar counts for unknown ones.
+        preset: Size of the model, if it was given.
+        model: Kind of model, if it was given.
+
+    Defined in: book/translation/system.md
+    """
+    recipe = RECIPES.get(corpus, replace(RECIPES["grammar"], corpus=corpus))
+    if corpus == "prepared" and preset == "big":
+        recipe = PAPER["big"]
+    if model in ("", "transformer"):
+        return recipe
+    return replace(recipe, preset="tiny", layers=None, norm=None)
+
+
 def check_options(options: Training) -> None:
     """Raise UsageError for a value that cannot work.
 
@@ -284,7 +306,14 @@ def check_running(running: Running) -> None:
         raise UsageError(f"--save-every {running.save_every}: must be 0 or more")
 
 
-def model_config(options: Training, shared: bool) -> ModelConfig:
+ATTENTION: Mapping[str, Literal["none", "additive", "dot"]] = {
+    "rnn": "none",
+    "rnn-attention": "additive",
+    "rnn-dot": "dot",
+}
+
+
+def model_config(options: Training, shared: bool) -> Architecture:
     """Return the sizes of the model that the options ask for.
 
     Args:
@@ -293,6 +322,8 @@ def model_config(options: Training, shared: bool) -> ModelConfig:
 
     Defined in: book/translation/system.md
     """
+    if options.model != "transformer":
+        return other_config(options)
     config = PRESETS[options.preset]
     config = replace(config, max_len=options.max_len, tie="all" if shared else "target")
     if options.layers is not None:
@@ -300,6 +331,20 @@ def model_config(options: Training, shared: bool) -> ModelConfig:
     if options.norm is not None:
         config = replace(config, norm=options.norm)
     return config if options.dropout is None else replace(config, dropout=options.dropout)
+
+
+def other_config(options: Training) -> Architecture:
+    """Return the sizes of a model that is no Transformer.
+
+    Defined in: book/translation/system.md
+    """
+    if options.preset != "tiny" or options.norm is not None:
+        raise UsageError(f"--model {options.model}: has no --preset but tiny, and no --norm")
+    chosen = {"layers": options.layers, "dropout": options.dropout, "max_len": options.max_len}
+    sizes: dict[str, Any] = {k: v for k, v in chosen.items() if v is not None}
+    if options.model == "convolution":
+        return ConvolutionConfig(**sizes)
+    return RecurrentConfig(ATTENTION[options.model], **sizes)
 
 
 @dataclass(frozen=True)
@@ -563,8 +608,8 @@ def log_line(window: Mapping[str, float], peak: float | None) -> dict[str, float
         "tokens": made.tokens,
         "seconds": seconds,
         "tokens_per_second": made.speed,
-        "flops_per_second": flops / seconds if seconds else None,
-        "share_of_peak": share_of_peak(flops, seconds, peak),
+        "flops_per_second": flops / seconds if flops and seconds else None,
+        "share_of_peak": share_of_peak(flops, seconds, peak) if flops else None,
         "skipped": window["skipped"],
     }
 
@@ -857,7 +902,9 @@ class Run:
         state["seconds"] += made.seconds
         sizes = self.lengths[list(itertools.chain(*groups))]
         vocabulary = len(self.system.tokenizers[1])
-        flops = batch_flops(self.system.config, vocabulary, *sizes.T.tolist())
+        config, flops = self.system.config, 0
+        if isinstance(config, ModelConfig):  # of the others there is no count
+            flops = batch_flops(config, vocabulary, *sizes.T.tolist())
         state["update_seconds"] += made.seconds
         state["tokens"] += made.tokens
         state["flops"] += flops
@@ -1077,7 +1124,7 @@ def make_record(
         },
         "updates": state["updates"],
         "tokens": state["tokens"],
-        "flops": state["flops"],
+        "flops": state["flops"] or None,
         "seconds": round(state["seconds"], 1),
         "curve": state["curve"],
         "scores": scores,

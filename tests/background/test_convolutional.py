@@ -344,7 +344,7 @@ def test_a_source_without_words_gives_numbers():
 def test_alignment_is_weights_that_add_up_to_one():
     model = make(layers=3)
     (src, keep), tgt = sources([4, 2]), tokens(2, 5)
-    weights = model.alignment(src, keep, tgt)
+    weights = model.alignment(src, tgt, keep)
     assert weights.shape == (3, 2, 5, 4)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 5).double())
     assert (weights[:, 1, :, 2:] == 0).all()
