@@ -54,7 +54,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --cov=annotated_transformer \
+	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --durations=15 --cov=annotated_transformer \
 	  --ignore=tests/browser tests book
 
 strict: $(READY)

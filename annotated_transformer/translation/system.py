@@ -757,6 +757,8 @@ class Run:
         try:
             self.arithmetic = Arithmetic(options.precision, world.device)
             compiler = "inductor" if self.running.compile else None
+            if compiler and options.model != "transformer":
+                raise ValueError("compile: for the Transformer only")
             self.replica = replicate(
                 model, world, self.arithmetic, compiler=compiler, pieces=self.running.pieces
             )

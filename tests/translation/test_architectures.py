@@ -182,6 +182,11 @@ def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:
                 assert ours == pytest.approx(weights.flatten().tolist(), abs=1e-9)
 
 
+def test_other_models_are_not_compiled(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--compile: for the Transformer only"):
+        Run(replace(OPTIONS, model="rnn"), tmp_path, TEXTS, running=Running(compile=True))
+
+
 def test_recipes_of_the_other_models() -> None:
     for corpus in RECIPES:
         for name in OTHERS:
