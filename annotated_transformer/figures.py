@@ -559,13 +559,14 @@ def live_lines(
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Rows of text, the first cell of a column its head.
+    """A table of text, a head and rows under it.
 
     Attributes:
         head: What the columns are.
         rows: Each with as many cells as the head.
 
     Raises:
+        TypeError: A cell is no text.
         ValueError: A row has more or fewer cells.
 
     Defined in: book/figures.md
@@ -579,6 +580,8 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.head):
                 raise ValueError(f"{len(self.head)} columns, but a row of {len(row)}: {list(row)}")
+            if not all(isinstance(cell, str) for cell in row):
+                raise TypeError(f"cells are text: {list(row)}")
 
     def __repr__(self) -> str:
         """Return the table as plain text."""

@@ -394,3 +394,5 @@ def test_tables_show_their_cells() -> None:
     assert [cell.tag for cell in tree[0]] == ["th", "th"]
     with pytest.raises(ValueError, match="2 columns, but a row of 1: \\['x'\\]"):
         Table(["a", "b"], [["x"]])
+    with pytest.raises(TypeError, match="cells are text"):
+        Table(["a"], [[1]])  # type: ignore[list-item]

@@ -106,11 +106,13 @@ class PositionedWords(nn.Module):
             ``(batch, n, width)``.
 
         Raises:
-            ValueError: There are fewer positions than that.
+            IndexError: There are fewer positions than that.
         """
         length, most = first + tokens.size(1), self.places.num_embeddings
         if length > most:
-            raise ValueError(f"a sentence of {length} tokens: the model has {most} positions")
+            raise IndexError(
+                f"a sequence of {length} tokens is longer than the model's {most} positions"
+            )
         x: Tensor = self.dropout(self.words(tokens) + self.places.weight[first:length])
         return x
 
@@ -345,7 +347,7 @@ class ConvolutionalTranslator(Translator):
         """Encode ``src (batch, m)``: keys and values ``(batch, m, 2 * width)``.
 
         Raises:
-            ValueError: A sentence is longer than ``max_len``.
+            IndexError: A sentence is longer than ``max_len``.
         """
         memory: Tensor = self.encoder(src, src_mask)
         return memory
@@ -356,7 +358,7 @@ class ConvolutionalTranslator(Translator):
         """Decode ``tgt (batch, n)``: ``(batch, n, width)``. No layer sees the future, mask or not.
 
         Raises:
-            ValueError: A sentence is longer than ``max_len``.
+            IndexError: A sentence is longer than ``max_len``.
         """
         return self._decode(memory, src_mask, tgt)[0]
 
@@ -421,7 +423,7 @@ class ConvolutionSteps:
         """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``.
 
         Raises:
-            ValueError: The model has no position for it.
+            IndexError: The model has no position for it.
         """
         g = self.model.embed(tokens.unsqueeze(1), self.length)  # (rows, 1, width)
         x = g = g.view(-1, self.beam, g.size(-1))  # (sentences, beam, width)

@@ -22,7 +22,8 @@ def price(curve: Sequence[Mapping[str, Any]], loss: float, unit: str = "seconds"
         unit: ``seconds`` or ``update``.
 
     Returns:
-        The cost, or None if the loss was never reached.
+        The cost, or None if the loss was never reached. If the first point is there already, that
+        point's: the true one is lower.
 
     Defined in: book/results/comparison.md
     """

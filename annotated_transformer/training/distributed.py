@@ -224,7 +224,8 @@ def replicate(
         world: Who trains.
         arithmetic: In which numbers; float32 unless given.
         compiler: Backend of ``torch.compile``; not compiled unless given.
-        pieces: Let each process hold only its piece of the weights (FSDP2).
+        pieces: Let each process hold only its piece of the weights (FSDP2), of a Transformer by
+            layers.
 
     Raises:
         ValueError: One process alone cannot hold pieces, nor are pieces compiled.

@@ -273,7 +273,10 @@ def load_system(folder: str | Path, *, weights: str | None = WEIGHTS) -> System:
     try:
         if data["format"] != FORMAT:
             raise ValueError(f"its format {data['format']!r} is unknown to this version")
-        config = ARCHITECTURES[data.get("architecture", "transformer")](**data["model"])
+        kind = data.get("architecture", "transformer")
+        if kind not in ARCHITECTURES:
+            raise ValueError(f"its architecture {kind!r} is unknown to this version")
+        config = ARCHITECTURES[kind](**data["model"])
         first, second = (str(language) for language in data["languages"])
         names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
         loaded = [load_tokenizer(folder / name) for name in names]

@@ -37,7 +37,7 @@ from annotated_transformer.model.transformer import (
 
 
 class CachedSteps:
-    """Steps by the model's own modules and caches: any model, any device.
+    """Steps by the model's own modules and caches: any Transformer, any device.
 
     Args:
         model: In evaluation mode.

@@ -291,6 +291,11 @@ def check_options(options: Training) -> None:
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1:
             raise UsageError(f"--{name} {value}: must be at least 0 and below 1")
+    if options.model != "transformer":
+        if options.model not in (*ATTENTION, "convolution"):
+            names = ", ".join(("transformer", *ATTENTION, "convolution"))
+            raise UsageError(f"--model {options.model}: choose among {names}")
+        other_config(options)
 
 
 def check_running(running: Running) -> None:
@@ -713,6 +718,8 @@ class Run:
         self.running = Running() if running is None else running
         check_options(options)
         check_running(self.running)
+        if self.running.compile and options.model != "transformer":
+            raise UsageError("--compile: for the Transformer only")
         self.state: dict[str, Any] = {"updates": 0, "seconds": 0.0, "curve": [], "best": None}
         self.state["commit"] = commit()
         self.state["epoch"] = (0, 0)  # its number, and the updates before it
@@ -757,8 +764,6 @@ class Run:
         try:
             self.arithmetic = Arithmetic(options.precision, world.device)
             compiler = "inductor" if self.running.compile else None
-            if compiler and options.model != "transformer":
-                raise ValueError("compile: for the Transformer only")
             self.replica = replicate(
                 model, world, self.arithmetic, compiler=compiler, pieces=self.running.pieces
             )
@@ -810,7 +815,7 @@ class Run:
         machine, precision = state.pop("products", ("", ""))
         if machine == processor() and self.world.device.type == "cpu":
             torch.set_float32_matmul_precision(precision)  # elsewhere, it is measured again
-        self.state = state
+        self.state = {"update_seconds": state["seconds"], **state}  # older files lack it
 
     def save(self) -> None:
         """Write all that is needed to go on; all processes must take part."""

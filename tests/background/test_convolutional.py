@@ -303,12 +303,12 @@ def test_too_many_positions_are_refused_by_their_number():
     steps = model.start_steps(fits, fits.unsqueeze(1) > 0, 5)
     for _ in range(5):
         steps(tokens(1))
-    told = "6 tokens: the model has 5 positions"
-    with pytest.raises(ValueError, match=told):
+    told = "6 tokens is longer than the model's 5 positions"
+    with pytest.raises(IndexError, match=told):
         model.encode(long, None)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(IndexError, match=told):
         model(fits, long, None, None)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(IndexError, match=told):
         steps(tokens(1))
 
 

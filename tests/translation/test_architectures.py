@@ -35,6 +35,7 @@ from annotated_transformer.translation.system import (
     Running,
     Training,
     UsageError,
+    check_options,
     find_recipe,
     make_record,
     model_config,
@@ -193,11 +194,13 @@ def test_recipes_of_the_other_models() -> None:
             recipe = find_recipe(corpus, model=name)
             assert model_config(replace(recipe, model=name), shared=True).max_len
     assert find_recipe("multi30k") == RECIPES["multi30k"]
+    with pytest.raises(UsageError, match="--model perceptron: choose among transformer, rnn,"):
+        check_options(replace(OPTIONS, model="perceptron"))  # type: ignore[arg-type]
     for wrong in ({"preset": "base"}, {"norm": "pre"}):
         with pytest.raises(
             UsageError, match="--model rnn: has no --preset but tiny, and no --norm"
         ):
-            model_config(replace(OPTIONS, model="rnn", **wrong), shared=True)  # type: ignore[arg-type]
+            check_options(replace(OPTIONS, model="rnn", **wrong))  # type: ignore[arg-type]
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
@@ -207,9 +210,8 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     data = json.loads(path.read_text())
     assert data["architecture"] == "transformer"
     path.write_text(json.dumps({**data, "architecture": "perceptron"}))
-    with pytest.raises(
-        CheckpointError, match=re.escape(f"{path}: damaged (KeyError: 'perceptron')")
-    ):
+    told = re.escape(f"{path}: damaged (ValueError: its architecture 'perceptron' is unknown")
+    with pytest.raises(CheckpointError, match=told):
         load_system(tmp_path)
     del data["architecture"]  # as older versions wrote it
     path.write_text(json.dumps(data))
