@@ -118,8 +118,8 @@ class Training:
     pair: str = "de-en"
     """Source and target language."""
     model: Literal["transformer", "rnn", "rnn-attention", "rnn-dot", "convolution"] = "transformer"
-    """What translates: the Transformer; recurrent networks with a fixed context, additive
-    attention, or dot-product attention; convolutions."""
+    """The kind of model, the Transformer, a recurrent network with a fixed context, additive or
+    dot-product attention, or convolutions."""
     preset: Literal["tiny", "base", "big"] = "tiny"
     """Size of the model; base and big are the paper's. The other models have a tiny one only."""
     layers: int | None = None

@@ -66,12 +66,12 @@ def link_origin(
 def public_bases(
     app: Sphinx, name: str, obj: object, options: object, bases: list[type | str]
 ) -> None:
-    """Name PyTorch's layers as its documentation does, torchtext's classes without a link."""
+    """Name PyTorch's layers as its documentation does, classes of others without a link."""
     for i, base in enumerate(bases):
         module = getattr(base, "__module__", "")
         if module.startswith("torch.nn.modules."):
             bases[i] = f":py:class:`torch.nn.{base.__name__}`"
-        elif module.startswith("torchtext."):
+        elif module.startswith(("torchtext.", "abc")):
             bases[i] = f"``{module}.{base.__name__}``"
 
 
