@@ -104,8 +104,8 @@ def meet(patience: timedelta) -> tuple[Store, int, int]:
     """Return the place where the processes leave their addresses, this one's rank, and the size.
 
     torchrun keeps one store while it starts the processes again, and the addresses of the dead
-    stay in it (github.com/pytorch/pytorch/issues/135712): each start gets names of its own. Over
-    several machines the counts may differ; there torchrun has to be told to make new stores.
+    stay in it (issue 135712 of PyTorch): each start gets names of its own. Over several machines
+    the counts may differ; there torchrun has to be told to make new stores.
 
     Defined in: book/training/distributed.md
     """
