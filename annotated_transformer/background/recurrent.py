@@ -8,6 +8,7 @@ Defined in the chapter *Recurrence* (book/background/recurrent.md).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
@@ -20,7 +21,7 @@ from annotated_transformer.notation import PAD
 State = tuple[Tensor, ...]  # (h,) or, for the LSTM, (h, c)
 
 
-class Cell(nn.Module):
+class Cell(nn.Module, ABC):
     """One position of a recurrent network: a new state from an input and the old state.
 
     Args:
@@ -42,6 +43,7 @@ class Cell(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
+    @abstractmethod
     def step(self, product: Tensor, state: State) -> State:
         """Return the new state, from ``from_input(x)`` and the old state.
 
@@ -49,7 +51,6 @@ class Cell(nn.Module):
             product: Shape ``(batch, gates * hidden_size)``.
             state: One or two tensors ``(batch, hidden_size)``.
         """
-        raise NotImplementedError
 
     def forward(self, x: Tensor, state: State) -> State:
         """Return the new state for the input ``x (batch, input_size)``."""
@@ -85,6 +86,23 @@ class LSTMCell(Cell):
         return o.sigmoid() * c.tanh(), c
 
 
+def gru_step(given: Tensor, kept: Tensor, h: Tensor) -> Tensor:
+    """Take one step of a GRU whose products are known.
+
+    Args:
+        given: What the input adds to the two gates and the candidate, ``(batch, 3 * hidden)``.
+        kept: What the state adds to them, likewise.
+        h: The state ``(batch, hidden)``.
+
+    Defined in: book/background/recurrent.md
+    """
+    r_x, z_x, n_x = given.chunk(3, dim=-1)
+    r_h, z_h, n_h = kept.chunk(3, dim=-1)
+    r, z = (r_x + r_h).sigmoid(), (z_x + z_h).sigmoid()
+    n = torch.addcmul(n_x, r, n_h).tanh()  # n_x + r * n_h
+    return torch.lerp(n, h, z)  # (1 - z) * n + z * h
+
+
 class GRUCell(Cell):
     """Gated recurrent unit; the reset gate acts after the product with the state.
 
@@ -96,11 +114,7 @@ class GRUCell(Cell):
     def step(self, product: Tensor, state: State) -> State:
         """Return ``(h',)``."""
         (h,) = state
-        r_x, z_x, n_x = product.chunk(3, dim=-1)
-        r_h, z_h, n_h = self.from_state(h).chunk(3, dim=-1)
-        r, z = (r_x + r_h).sigmoid(), (z_x + z_h).sigmoid()
-        n = (n_x + r * n_h).tanh()
-        return ((1 - z) * n + z * h,)
+        return (gru_step(product, self.from_state(h), h),)
 
 
 def sweep(

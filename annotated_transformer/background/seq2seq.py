@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from annotated_transformer.background.recurrent import gru_step
+
 
 class Translator(nn.Module, ABC):
     """An encoder and a decoder: what is trained and searched, whatever is inside.
@@ -74,7 +76,7 @@ class Translator(nn.Module, ABC):
         Returns:
             ``(rows, d)``, in the order of ``tgt[tgt_keep]``.
         """
-        past = causal_mask(tgt.size(1), tgt.device)
+        past = subsequent_mask(tgt.size(1), tgt.device)
         out: Tensor = self(src, tgt, src_keep.unsqueeze(1), past)
         return out[tgt_keep]
 
@@ -90,12 +92,12 @@ class Translator(nn.Module, ABC):
         return PrefixSteps(self, self.encode(src, src_mask), src_mask, beam)
 
 
-def causal_mask(n: int, device: torch.device) -> Tensor:
-    """Return which positions a position may see, itself and those before: ``(1, n, n)``.
+def subsequent_mask(size: int, device: torch.device | None = None) -> Tensor:
+    """Return the causal mask of section 3.2.3, ``(1, size, size)``, true up to the diagonal.
 
     Defined in: book/background/seq2seq.md
     """
-    return torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
 
 
 class Steps(Protocol):
@@ -123,6 +125,15 @@ def rows_of(sentences: Tensor, beam: int) -> Tensor:
     return (sentences.unsqueeze(1) * beam + places).flatten()
 
 
+def rows_of_parents(parents: Tensor) -> Tensor:
+    """Return the rows of the hypotheses ``parents (sentences, beam)``: ``(sentences * beam,)``.
+
+    Defined in: book/background/seq2seq.md
+    """
+    first = torch.arange(0, parents.numel(), parents.size(1), device=parents.device)
+    return (first.unsqueeze(1) + parents).flatten()
+
+
 class PrefixSteps:
     """Steps that read the whole output so far again each time: right for every model, and slow.
 
@@ -145,7 +156,7 @@ class PrefixSteps:
     def __call__(self, tokens: Tensor) -> Tensor:
         """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``."""
         self.written = torch.cat([self.written, tokens.unsqueeze(1)], 1)
-        past = causal_mask(self.written.size(1), tokens.device)
+        past = subsequent_mask(self.written.size(1), tokens.device)
         out = self.model.decode(self.memory, self.src_mask, self.written, past)
         logits: Tensor = self.model.projection(out[:, -1])
         return logits
@@ -158,8 +169,7 @@ class PrefixSteps:
 
     def follow(self, parents: Tensor) -> None:
         """Go on from the hypotheses ``parents (sentences, beam)``; their source is the same."""
-        first = torch.arange(0, parents.numel(), self.beam, device=parents.device)
-        self.written = self.written[(first.unsqueeze(1) + parents).flatten()]
+        self.written = self.written[rows_of_parents(parents)]
 
 
 class RecurrentEncoder(nn.Module):
@@ -313,24 +323,6 @@ def weigh(scores: Tensor, padding: Tensor) -> Tensor:
     Defined in: book/background/seq2seq.md
     """
     return scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(-1)
-
-
-def gru_step(given: Tensor, kept: Tensor, state: Tensor) -> Tensor:
-    """Take one step of a GRU whose products are known.
-
-    Args:
-        given: What the inputs add to the two gates and the candidate, ``(rows, 3 * hidden)``.
-        kept: What the state adds to them, likewise.
-        state: ``(rows, hidden)``.
-
-    Defined in: book/background/seq2seq.md
-    """
-    given_reset, given_update, given_new = given.chunk(3, -1)
-    kept_reset, kept_update, kept_new = kept.chunk(3, -1)
-    reset = torch.sigmoid(given_reset + kept_reset)
-    update = torch.sigmoid(given_update + kept_update)
-    new = torch.tanh(torch.addcmul(given_new, reset, kept_new))
-    return torch.lerp(new, state, update)  # new + update * (state - new)
 
 
 class AdditiveDecoder(RecurrentDecoder):
@@ -612,5 +604,4 @@ class RecurrentSteps:
 
     def follow(self, parents: Tensor) -> None:
         """Go on from the hypotheses ``parents (sentences, beam)``; their source is the same."""
-        first = torch.arange(0, parents.numel(), self.beam, device=parents.device)
-        self.state = self.state[:, (first.unsqueeze(1) + parents).flatten()]
+        self.state = self.state[:, rows_of_parents(parents)]

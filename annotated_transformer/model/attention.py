@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from annotated_transformer.background.seq2seq import subsequent_mask as subsequent_mask
+
 
 def attention(
     query: Tensor,
@@ -52,14 +54,6 @@ def padding_mask(tokens: Tensor, pad: int) -> Tensor:
     Defined in: book/model/attention.md
     """
     return (tokens != pad).unsqueeze(-2)
-
-
-def subsequent_mask(size: int, device: torch.device | None = None) -> Tensor:
-    """Return the causal mask of section 3.2.3, ``(1, size, size)``, true up to the diagonal.
-
-    Defined in: book/model/attention.md
-    """
-    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
 
 
 SHORT = 128  # keys; up to here, plain products through oneDNN beat the fused kernel

@@ -257,22 +257,6 @@ class EncoderDecoder(Translator):
         self.tgt_embed = tgt_embed
         self.generator = generator
 
-    def forward(
-        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
-    ) -> Tensor:
-        """Encode the source, decode the target given its own earlier tokens.
-
-        Args:
-            src: Token numbers ``(batch, m)``.
-            tgt: Token numbers ``(batch, n)``, starting with the begin symbol.
-            src_mask: ``(batch, 1, m)``, true = may attend.
-            tgt_mask: ``(batch, n, n)``, true = may attend.
-
-        Returns:
-            The decoder's output ``(batch, n, d_model)``; ``generator`` makes it log-probabilities.
-        """
-        return self.decode(self.encode(src, src_mask), src_mask, tgt, tgt_mask)
-
     def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         """Encode ``src (batch, m)``: ``(batch, m, d_model)``."""
         memory: Tensor = self.encoder(self.src_embed(src), src_mask)
@@ -334,18 +318,7 @@ class EncoderDecoder(Translator):
     def forward_packed(
         self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor
     ) -> Tensor:
-        """As ``forward``, computed for the kept positions alone.
-
-        Args:
-            src: Token numbers ``(batch, m)``.
-            tgt: Token numbers ``(batch, n)``.
-            src_keep: Boolean ``(batch, m)``, true at the tokens that count.
-            tgt_keep: Boolean ``(batch, n)``, likewise.
-
-        Returns:
-            The decoder's output at the kept target positions, ``(rows, d_model)``, in the
-            order of ``tgt[tgt_keep]``.
-        """
+        """As ``Translator.forward_packed``; other positions are not computed at all."""
         source, target = Rows(src_keep), Rows(tgt_keep)
         see_source = src_keep.unsqueeze(1)  # (batch, 1, m)
         see_past = subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)

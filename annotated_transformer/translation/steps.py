@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from annotated_transformer.background.seq2seq import Steps, Translator, rows_of
+from annotated_transformer.background.seq2seq import Steps, Translator, rows_of, rows_of_parents
 from annotated_transformer.model.embeddings import (
     Embeddings,
     LearnedPositions,
@@ -71,9 +71,9 @@ class CachedSteps:
 
     def follow(self, parents: Tensor) -> None:
         """Go on from the hypotheses ``parents (sentences, beam)``; their source is the same."""
-        first = torch.arange(0, parents.numel(), self.beam, device=parents.device)
+        rows = rows_of_parents(parents)
         for layer in self.cache.layers:
-            layer.target.select((first.unsqueeze(1) + parents).flatten())
+            layer.target.select(rows)
 
 
 class PackedLinear:

@@ -158,14 +158,16 @@ def settle(claim: Claim, cells: Iterable[Cell], records: list[Record]) -> list[V
     """Return the status of each part of a claim.
 
     A part that is proved or measured takes its status from the cells, a part that
-    is recorded from the records; where they disagree, the worst one counts.
+    is recorded from the records, and from cells that show by records that it fails;
+    where they disagree, the worst one counts.
     """
     cells = [cell for cell in cells if cell.claim == claim.id]
     verdicts = []
     for part in claim.parts:
         mine = tuple(cell for cell in cells if cell.settles(part.kind))
         if part.kind == "R":
-            status = worst(record.status for record in records)
+            shown = (FAILS for cell in mine if cell.fails)
+            status = worst([*(record.status for record in records), *shown])
             verdicts.append(Verdict(part, status, mine, tuple(records)))
             continue
         if not mine:

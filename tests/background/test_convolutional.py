@@ -19,7 +19,7 @@ from annotated_transformer.background.convolutional import (
     add,
     windows,
 )
-from annotated_transformer.background.seq2seq import PrefixSteps, causal_mask
+from annotated_transformer.background.seq2seq import PrefixSteps, subsequent_mask
 from annotated_transformer.model.transformer import build_model, tiny
 from annotated_transformer.notation import BOS, PAD
 
@@ -288,7 +288,7 @@ def test_packed_rows_are_those_of_the_whole():
     model = make()
     (src, keep), tgt = sources([4, 2]), tokens(2, 5)
     tgt_keep = torch.arange(5) < torch.tensor([[3], [5]])
-    whole = model(src, tgt, keep, causal_mask(5, src.device))
+    whole = model(src, tgt, keep, subsequent_mask(5))
     assert torch.equal(model.forward_packed(src, tgt, keep.squeeze(1), tgt_keep), whole[tgt_keep])
 
 

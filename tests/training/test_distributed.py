@@ -31,6 +31,7 @@ from annotated_transformer.training.distributed import (
 )
 from annotated_transformer.training.loop import evaluate, update
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
+from tests.processes import torchrun
 
 Sentences = list[list[list[int]]]  # sources and targets
 SIDES = st.lists(
@@ -226,20 +227,6 @@ with together() as world:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(total)
 """
-
-
-def torchrun(size: int, *words: str) -> None:
-    """Run a program in several processes of one thread."""
-    done = subprocess.run(
-        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node={size}".split()
-        + list(words),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_processes_that_are_started_again_do_not_look_for_the_dead(tmp_path: Path) -> None:

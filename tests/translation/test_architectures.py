@@ -1,10 +1,7 @@
 """Every kind of model is trained, stopped, saved, searched and loaded in the same way."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +38,7 @@ from annotated_transformer.translation.system import (
     model_config,
     translate_lines,
 )
+from tests.processes import torchrun
 
 TEXTS = (load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12))
 OPTIONS = Training(
@@ -160,13 +158,7 @@ def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:
     groups = [[drawn(), drawn()] for _ in range(4)]  # four updates of two micro-batches
     (tmp_path / "groups.json").write_text(json.dumps(groups))
     (tmp_path / "program.py").write_text(PROGRAM)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words += [str(tmp_path / name) for name in ("program.py", "groups.json", "state.json")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, env=environment, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, *(str(tmp_path / name) for name in ("program.py", "groups.json", "state.json")))
     states = json.loads((tmp_path / "state.json").read_text())
     small = (SMALL[name] for name in ("rnn-attention", "rnn-dot", "convolution"))
     for number, kind in enumerate(small):
