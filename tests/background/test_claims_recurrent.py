@@ -18,7 +18,10 @@ STEPS = "for product, here in reversed(steps) if backward else steps:"
     [
         ("torch.tanh(product + self.from_state(h)),)", "torch.tanh(product + h),)"),
         ("i, f, g, o = (product + self.from_state(h))", "i, f, g, o = (product)"),
-        ("r_h, z_h, n_h = self.from_state(h)", "r_h, z_h, n_h = self.from_state(h.detach())"),
+        (
+            "gru_step(product, self.from_state(h), h)",
+            "gru_step(product, self.from_state(h.detach()), h)",
+        ),
         ("state = new\n", "state = new if product is products[0] else state\n"),
         (STEPS, "for product, here in steps[:1]:"),
         (LOOK, ONE_BY_ONE),
