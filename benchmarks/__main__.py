@@ -14,7 +14,9 @@ from pathlib import Path
 
 TASKS = ("train small", "train base", "decode small", "decode base")
 RIVALS = {"search greedy": 1, "search beam": 4}  # with rivals, which must be installed
+OTHERS = ("others small", "others base")  # training beside the libraries, which must be installed
 TURN = 3  # steps that a contender makes before the next one does
+LIBRARIES = ("hugging_face", "x_transformers", "opennmt", "fairseq")
 REQUIRED = {
     ("train small", "torch.nn.Transformer"): 2.5,
     ("train base", "torch.nn.Transformer"): 2.0,
@@ -24,19 +26,32 @@ REQUIRED = {
     ("search greedy", "ctranslate2"): 1.5,
     ("search beam", "hugging_face"): 1.6,
     ("search beam", "ctranslate2"): 0.85,
+    **{("others small", name): 3.0 for name in LIBRARIES},
+    **{("others base", name): 2.4 for name in LIBRARIES},
 }
+
+
+def contenders(task: str) -> list[str]:
+    """Name who takes part in a task."""
+    if task in RIVALS:
+        return ["ours", "hugging_face", "ctranslate2"]
+    if task in OTHERS:
+        return ["ours", "torch.nn.Transformer", *LIBRARIES]
+    return ["ours", *([] if task.startswith("decode") else ["torch.nn.Transformer"]), "article"]
 
 
 def work(contender: str, task: str, size: str) -> None:
     """Do a step for each line that comes in; answer with seconds, at the end with memory."""
     import torch
 
-    from benchmarks import rivals
+    from benchmarks import rivals, trainers
     from benchmarks.contenders import CONTENDERS, SIZES
 
     imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if f"{task} {size}" in RIVALS:
         step = rivals.CONTENDERS[contender](SIZES["base"], RIVALS[f"{task} {size}"])
+    elif f"{task} {size}" in OTHERS:
+        step = trainers.contender(contender, SIZES[size])
     else:
         step = CONTENDERS[contender](SIZES[size], task)
     step()  # the first one allocates and warms up
@@ -128,12 +143,13 @@ def show(task: str, results: dict[str, dict[str, object]]) -> None:
 def main() -> None:
     """Read the options, measure, print, write a record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    known = (*TASKS, *RIVALS, *OTHERS)
     parser.add_argument(
         "tasks",
         nargs="*",
-        help=f"any of: {', '.join((*TASKS, *RIVALS))} (the first {len(TASKS)} unless given)",
+        help=f"any of: {', '.join(known)} (the first {len(TASKS)} unless given)",
     )
-    parser.add_argument("--install", action="store_true", help="install the rivals of the searches")
+    parser.add_argument("--install", action="store_true", help="install the other libraries")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each contender")
     parser.add_argument("--record", type=Path, help="write the figures into this JSON file")
     parser.add_argument("--work", nargs=3, metavar=("WHO", "TASK", "SIZE"), help=argparse.SUPPRESS)
@@ -142,23 +158,19 @@ def main() -> None:
         work(*options.work)
         return
     if options.install:
-        from benchmarks import rivals
+        from benchmarks import rivals, trainers
 
         rivals.install()
+        trainers.install()
         return
-    unknown = set(options.tasks) - {*TASKS, *RIVALS}
+    unknown = set(options.tasks) - set(known)
     if unknown:
-        known = ", ".join((*TASKS, *RIVALS))
-        parser.error(f"unknown task {sorted(unknown)[0]!r}; choose among {known}")
+        parser.error(f"unknown task {sorted(unknown)[0]!r}; choose among {', '.join(known)}")
     found = {}
     for task in options.tasks or TASKS:
-        rounds = (
-            options.rounds if "small" in task and "train" in task else max(1, options.rounds // 3)
-        )
-        others = ["article"] if task.startswith("decode") else ["torch.nn.Transformer", "article"]
-        if task in RIVALS:
-            others = ["hugging_face", "ctranslate2"]
-        found[task] = measure(task, ["ours", *others], rounds)
+        quick = task in ("train small", "others small")
+        rounds = options.rounds if quick else max(1, options.rounds // 3)
+        found[task] = measure(task, contenders(task), rounds)
         show(task, found[task])
     if options.record:
         from annotated_transformer.translation.system import commit, processor, versions
