@@ -65,13 +65,13 @@ def test_worker_times_steps_of_the_library(
         return torch.nn.Identity(), lambda: steps.append(size)
 
     monkeypatch.setitem(trainers.TRAINERS, "hugging_face", library)  # type: ignore[arg-type]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("step\nstep\nend\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("step\nrest\nstep\nend\n"))
     program.work("hugging_face", *task.split())
-    ready, *timed, memory = capsys.readouterr().out.splitlines()
+    ready, first, rested, second, memory = capsys.readouterr().out.splitlines()
     assert ready.startswith("ready")
     assert len(steps) == 2 + 2  # two warm up
     assert steps[0] is SIZES[task.split()[1]]
-    assert [len(line.split()) for line in (*timed, memory)] == [2, 2, 1]
+    assert [len(line.split()) for line in (first, rested, second, memory)] == [2, 0, 2, 1]
 
 
 def test_libraries_get_the_same_sentences() -> None:
