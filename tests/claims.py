@@ -147,11 +147,23 @@ def _needed(chapter: tuple[Cell, ...], claim: str, fixed: set[str], called: set[
         useful = (wanted | called) & (bound | (touched - fixed))
         if cell.checks(claim) or future or useful:
             kept.append(cell)
-            for statement in reversed(body):
-                if isinstance(statement, ast.Assign | ast.AnnAssign):
-                    wanted -= _bound(statement)  # bound anew: earlier cells do not matter
-                wanted |= _names(statement, ast.Load)
+            wanted = _wanted_before(body, wanted)
     return kept[::-1]
+
+
+def _wanted_before(body: list[ast.stmt], wanted: set[str]) -> set[str]:
+    """Return the names that must be bound before some statements, if ``wanted`` are after them."""
+    wanted = set(wanted)
+    for statement in reversed(body):
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            wanted -= _bound(statement)  # bound anew: earlier cells do not matter
+        if isinstance(statement, ast.For):  # its variable is bound anew as well
+            own = _names(statement.target, ast.Store)
+            inside = _wanted_before([*statement.body, *statement.orelse], set())
+            wanted = (wanted | inside) - own | _names(statement.iter, ast.Load)
+        else:
+            wanted |= _names(statement, ast.Load)
+    return wanted
 
 
 class _NoAssertions(ast.NodeTransformer):

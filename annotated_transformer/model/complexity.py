@@ -39,8 +39,14 @@ class SelfAttention(nn.Module):
         return attention(q, k, v, mask)[0]
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map ``x (batch, n, d)`` to its like; ``mask (1, n, n)``, true = may attend."""
-        y = self.attend(*self.heads.project(x, x, x), mask)
+        """Map ``x (batch, n, d)`` to its like.
+
+        Args:
+            x: One vector a position.
+            mask: Boolean ``(batch or 1, 1 or n, n)``, true = may attend.
+        """
+        all_heads = None if mask is None else mask.unsqueeze(1)
+        y = self.attend(*self.heads.project(x, x, x), all_heads)
         mixed: Tensor = self.heads.out_proj(y.transpose(1, 2).flatten(2))
         return mixed
 
@@ -164,11 +170,17 @@ def neighbourhood_mask(n: int, r: int) -> Tensor:
 
 
 def windowed_attention(
-    query: Tensor, key: Tensor, value: Tensor, r: int, block: int | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: int,
+    block: int | None = None,
+    *,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Attend to the ``r`` positions around each query, without an ``n`` by ``n`` matrix.
 
-    Equal to ``attention(query, key, value, neighbourhood_mask(n, r))[0]``, section 4.
+    Equal to ``attention(query, key, value, mask & neighbourhood_mask(n, r))[0]``, section 4.
 
     Args:
         query: Shape ``(..., n, d_k)``.
@@ -176,9 +188,11 @@ def windowed_attention(
         value: Shape ``(..., n, d_v)``.
         r: Positions of a neighbourhood, an odd number.
         block: Queries that share a window of ``r + block - 1`` keys; ``r // 2`` unless given.
+        mask: Keys that may be seen, such as those that are no padding, the same for all queries:
+            boolean, broadcasts to ``(..., 1, n)``.
 
     Returns:
-        Shape ``(..., n, d_v)``.
+        Shape ``(..., n, d_v)``; zeros where a query may see nothing.
 
     Raises:
         ValueError: ``r`` is even.
@@ -194,7 +208,11 @@ def windowed_attention(
         F.pad(x, (0, 0, reach, reach + lacking)).unfold(-2, b + 2 * reach, b).transpose(-2, -1)
         for x in (key, value)
     )  # (..., blocks, r + b - 1, d): windows overlap
-    y = attention(q, k, v, _near(n, reach, b, query.device))[0]
+    seen = _near(n, reach, b, query.device)
+    if mask is not None:
+        ends = (reach, reach + lacking)
+        seen = seen & F.pad(mask, ends).unfold(-1, b + 2 * reach, b).transpose(-3, -2)
+    y = attention(q, k, v, seen)[0]
     return y.flatten(-3, -2)[..., :n, :]
 
 
@@ -234,11 +252,11 @@ class RestrictedSelfAttention(SelfAttention):
         """Relate neighbours: ``(batch, h, n, d / h)`` each, and so the result.
 
         Raises:
-            ValueError: A mask is given.
+            ValueError: The mask differs from query to query.
         """
-        if mask is not None:
-            raise ValueError("the neighbourhood is the mask")
-        return windowed_attention(q, k, v, self.r, self.block)
+        if mask is not None and mask.size(-2) != 1:
+            raise ValueError("the neighbourhood is the mask of pairs: give one of keys alone")
+        return windowed_attention(q, k, v, self.r, self.block, mask=mask)
 
 
 KINDS = {"mm": "projections", "addmm": "projections", "bmm": "pairs", "convolution": "kernels"}

@@ -26,6 +26,7 @@ BASE = "k if causal else k // 2 + 1"
         ("4.a-P", ", padding=k // 2, groups=d)", ", padding=k // 2)"),
         ("4.a-P", '"bmm": "pairs"', '"bmm": "projections"'),
         ("4.a-P", SHORT, LONG),
+        ("4.a-P", "nn.Conv1d(d, d, k, dilation=dilation)", "nn.Conv1d(d, d, reach + 1)"),
         ("4.a-M", "RestrictedSelfAttention(d, r, block=1)", "RestrictedSelfAttention(d, r)"),
         ("4.a-M", "RestrictedSelfAttention(d, r, block=1)", "SelfAttention(d)"),
         # a recurrence that hands nothing on, and products that are overlooked
@@ -39,12 +40,16 @@ BASE = "k if causal else k // 2 + 1"
         # windows that look one too far, past the end, or at everything
         ("4.e", "abs() <= reach) &", "abs() <= reach + 1) &"),
         ("4.e", " & (place < n)", ""),
+        # padding that is forgotten, or marked one place too early
+        ("4.e", "seen = seen & F.pad", "_ = seen & F.pad"),
+        ("4.e", "ends = (reach, reach + lacking)", "ends = (reach + 1, reach + lacking)"),
         ("4.e", SHORT, LONG),
         ("4.e", "RestrictedSelfAttention(WIDTH, NEAR)", "SelfAttention(WIDTH)"),
         ("4.f", RATES, "(1 for i in range(layers))"),
         ("4.f", BASE, "k"),  # gaps at the edges
         ("4.f", "(reach, 0) if causal", "(reach // 2, reach - reach // 2) if causal"),
         ("4.f", "self.conv = nn.Conv1d(d, d, k,", "self.conv = nn.Conv1d(d, d, k, groups=d,"),
+        ("4.f", '"GRU": nn.GRUCell', '"GRU": nn.RNNCell'),
         ("4.g", ", padding=k // 2, groups=d)", ", padding=k // 2)"),
         ("4.g", "self.across = nn.Linear(d, d)", "self.across = nn.Identity()"),
         ("4.g", "PositionwiseFeedForward(d, 4 * d, 0.0)", "PositionwiseFeedForward(d, 64, 0.0)"),

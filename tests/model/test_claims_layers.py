@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from annotated_transformer.model.layers import SublayerConnection
 from tests.claims import assert_claim_can_fail, run_claim
 
 CHAPTER = "model/layers"
@@ -88,3 +89,20 @@ def test_neighbours_move_batch_norm_in_proportion_to_the_root(norms):
     for name in ("BatchNorm", "BatchNorm, real tokens"):
         small, large = (unrest(ways[name], count) for count in (4, 64))
         assert 2.5 < small / large < 7  # the root of 16 is 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_depth_does_to_gradients_what_the_chapter_says(norms, seed):
+    def framed(order):
+        def apply(x, sublayer):
+            for weight in (weight for weight in sublayer.parameters() if weight.dim() > 1):
+                nn.init.xavier_uniform_(weight)
+            return SublayerConnection(x.size(-1), 0.0, norm=order)(x, sublayer)
+
+        return apply
+
+    below = norms["gradient_below"]
+    assert below(16, lambda x, f: f(x), seed=seed) < 1e-6
+    assert 0.5 < below(16, lambda x, f: x + f(x), seed=seed) < 10
+    assert 0.3 < below(32, framed("post"), seed=5 + seed) < 2.5  # other starts than the chapter's
+    assert below(32, framed("pre"), seed=5 + seed) > 2 * below(1, framed("pre"), seed=5 + seed)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from annotated_transformer.model.attention import padding_mask
 from annotated_transformer.model.complexity import (
     Convolution,
     DilatedStack,
@@ -65,22 +66,32 @@ class Largest(TorchDispatchMode):
 
 
 @settings(max_examples=40, deadline=None)
-@given(seeds, st.integers(1, 19), odd, st.none() | st.integers(1, 8), st.integers(1, 3))
-def test_windows_equal_a_loop_over_queries(seed, n, r, block, h):
+@given(
+    seeds, st.integers(1, 19), odd, st.none() | st.integers(1, 8), st.integers(1, 3), st.booleans()
+)
+def test_windows_equal_a_loop_over_queries(seed, n, r, block, h, padded):
     q, k, v = (normal(2, h, n, width, seed=seed + i) for i, width in enumerate((3, 3, 5)))
+    lengths = torch.randint(n + 1, (2, 1), generator=torch.Generator().manual_seed(seed))
+    real = torch.arange(n) < (lengths if padded else n)
+    real = real.expand(2, n)
     rows = []
     for i in range(n):
         near = slice(max(0, i - r // 2), i + r // 2 + 1)
         scores = torch.einsum("bhd,bhmd->bhm", q[:, :, i], k[:, :, near]) / math.sqrt(3)
-        rows.append(torch.einsum("bhm,bhmd->bhd", scores.softmax(-1), v[:, :, near]))
-    plain, quick = torch.stack(rows, dim=2), windowed_attention(q, k, v, r, block)
+        # by hand: a row of zeros where nothing is to be seen
+        grown = scores.exp() * real[:, None, near]
+        weights = grown / grown.sum(-1, keepdim=True).clamp(min=1e-300)
+        rows.append(torch.einsum("bhm,bhmd->bhd", weights, v[:, :, near]))
+    plain = torch.stack(rows, dim=2)
+    mask = real[:, None, None] if padded else None
+    quick = windowed_attention(q, k, v, r, block, mask=mask)
     assert quick.shape == (2, h, n, 5)
     assert_equal([quick, *slopes(quick, (q, k, v))], [plain, *slopes(plain, (q, k, v))])
 
 
 @settings(max_examples=20, deadline=None)
-@given(seeds, st.integers(1, 12), odd, st.sampled_from([1, 2]))
-def test_restricted_layer_equals_the_masked_one(seed, n, r, h):
+@given(seeds, st.integers(1, 12), odd, st.sampled_from([1, 2]), st.booleans())
+def test_restricted_layer_equals_the_masked_one(seed, n, r, h, padded):
     torch.manual_seed(seed)
     quick, full = RestrictedSelfAttention(4, r, h).double(), SelfAttention(4, h).double()
     full.load_state_dict(quick.state_dict())
@@ -88,10 +99,21 @@ def test_restricted_layer_equals_the_masked_one(seed, n, r, h):
     place = range(n)
     mask = torch.tensor([[abs(i - j) <= r // 2 for j in place] for i in place]).unsqueeze(0)
     assert torch.equal(mask, neighbourhood_mask(n, r))
-    y, z = quick(x), full(x, mask)
+    tokens = torch.tensor([[1] * n, [1] * (n // 2) + [0] * (n - n // 2)])  # zero is padding
+    real = padding_mask(tokens, pad=0) if padded else torch.ones(2, 1, n, dtype=torch.bool)
+    y, z = quick(x, real if padded else None), full(x, mask & real)
     assert_equal(
         [y, *slopes(y, [x, *quick.parameters()])], [z, *slopes(z, [x, *full.parameters()])]
     )
+
+
+@pytest.mark.parametrize("h", [1, 2, 3])
+def test_masks_of_sentences_are_for_all_heads(h):
+    """A mask with a row a sentence, as padding gives it, is not taken for one with a row a head."""
+    torch.manual_seed(0)
+    layer, x = SelfAttention(6, h).double(), normal(3, 5, 6)
+    mask = torch.rand(3, 5, 5) < 0.6
+    assert_equal([layer(x, mask)], [layer.heads(x, x, x, mask)])
 
 
 def test_wide_neighbourhood_is_full_attention():
@@ -109,7 +131,7 @@ def test_windows_make_no_square_matrix(block):
     n, d, r = 512, 4, 9
     x = normal(1, n, d)
     with Largest() as quick:
-        y = windowed_attention(x, x, x, r, block)
+        y = windowed_attention(x, x, x, r, block, mask=torch.ones(1, 1, n, dtype=torch.bool))
         slopes(y, [x])
     with Largest() as full:
         SelfAttention(d).double()(x, neighbourhood_mask(n, r))
@@ -170,7 +192,7 @@ def test_no_middle_no_layer():
         with pytest.raises(ValueError, match="has no middle"):
             make()
     assert Convolution(2, 2, causal=True).double()(x).shape == x.shape
-    with pytest.raises(ValueError, match="neighbourhood is the mask"):
+    with pytest.raises(ValueError, match="neighbourhood is the mask of pairs"):
         RestrictedSelfAttention(4, 3)(torch.randn(1, 5, 4), neighbourhood_mask(5, 3))
 
 
