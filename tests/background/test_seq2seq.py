@@ -180,6 +180,20 @@ def test_an_encoder_that_reads_padding_is_noticed(form, monkeypatch):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_sentences_of_equal_length_are_read_as_if_packed(form):
+    model, results = make(form, layers=2), []
+    src, mask = sentences([4, 4], torch.Generator().manual_seed(0))
+    tgt = torch.tensor([[BOS, 4, 5], [BOS, 6, EOS]])
+    weights = [p for part in (model.encoder, model.decoder) for p in part.parameters()]
+    for extra in (0, 1):  # with a place of padding, they are packed
+        padded = F.pad(src, (0, extra), value=PAD), F.pad(mask, (0, extra), value=False)
+        out = model(padded[0], tgt, padded[1], None)
+        results.append([out, *torch.autograd.grad(out.square().sum(), weights)])
+    for plain, packed in zip(*results, strict=True):
+        torch.testing.assert_close(plain, packed, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_padding_gets_no_gradient(form):
     model = make(form)
     src, mask = sentences([4, 2], torch.Generator().manual_seed(0))
