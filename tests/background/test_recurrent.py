@@ -367,7 +367,7 @@ def test_networks_beat_counting_whatever_the_seed(english, seed):
         torch.manual_seed(seed)
         model = LanguageModel(vocab, kind(64, 64).to_torch())
         names["train"](model, tokens, epochs=3, seed=seed)
-        assert perplexity(model, held_out) < counted
+        assert 1.15 * perplexity(model, held_out) < counted
 
 
 # --- through time ----------------------------------------------------------------
