@@ -419,7 +419,7 @@ def test_without_the_root_the_source_hardly_arrives(monkeypatch):
 
 
 def learn(seed, attention=True, updates=150):
-    """Return shares: sequences written without a mistake, and largest weights in the right place."""
+    """Return shares: sequences without a mistake, largest weights in the right place."""
     torch.manual_seed(seed)
     config = ConvolutionConfig(width=32, kernel=3, layers=2, dropout=0.0, max_len=8)
     model = config.build(VOCAB, VOCAB)

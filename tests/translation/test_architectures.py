@@ -183,7 +183,7 @@ def test_a_folder_goes_on_with_its_own_model_alone(tmp_path: Path) -> None:
     # What --model changes is named before what its recipe changes with it.
     with pytest.raises(UsageError, match="--model rnn, not transformer; give"):
         Run(replace(OPTIONS, model="transformer", layers=2, dropout=None), tmp_path, TEXTS)
-    with pytest.raises(UsageError, match="--dropout 0.2, not unset; give"):
+    with pytest.raises(UsageError, match=r"--dropout 0\.2, not unset; give"):
         Run(replace(OPTIONS, model="rnn", dropout=None), tmp_path, TEXTS)
 
 
