@@ -195,6 +195,9 @@ class RecurrentEncoder(nn.Module):
             Both states at each word, ``(batch, m, 2 * hidden)``, and each direction's last one,
             ``(batch, 2 * hidden)``. Padding, and a sentence without a word, give zeros.
         """
+        if bool((lengths == x.size(1)).all()):  # nothing is padding, and packing costs time
+            states, last = self.gru(x)
+            return states, torch.cat([last[-2], last[-1]], -1)
         some = lengths.clamp(min=1)  # nothing can be packed only where there is a word
         packed = pack_padded_sequence(x, some, batch_first=True, enforce_sorted=False)
         states, last = self.gru(packed)

@@ -813,9 +813,10 @@ def unboxed(box: str) -> str:
     words: list[str] = []
     for line in box.splitlines()[1:]:
         text = line.strip("│ ")
-        if text.startswith(("──", "╰", "Got errors")):
+        rule = len(text) > 2 and not text.strip("─╰╯-")  # of hyphens where a terminal has no more
+        if text.startswith("Got errors") or (rule and words):
             break
-        words.extend(text.split())
+        words.extend([] if rule else text.split())
     message = " ".join(words).rstrip(".") or "these options are not understood"
     return f"{message}; see {NAME} --help"
 

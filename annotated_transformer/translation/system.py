@@ -118,8 +118,8 @@ class Training:
     pair: str = "de-en"
     """Source and target language."""
     model: Literal["transformer", "rnn", "rnn-attention", "rnn-dot", "convolution"] = "transformer"
-    """The kind of model, the Transformer, a recurrent network with a fixed context, additive or
-    dot-product attention, or convolutions."""
+    """What translates, the Transformer, recurrent networks with one vector for the whole sentence
+    (rnn), with additive attention (rnn-attention) or dot products (rnn-dot), or convolutions."""
     preset: Literal["tiny", "base", "big"] = "tiny"
     """Size of the model; base and big are the paper's. The other models have a tiny one only."""
     layers: int | None = None
@@ -127,7 +127,8 @@ class Training:
     dropout: float | None = None
     """Probability of dropping an element, if not the preset's."""
     norm: Literal["post", "pre"] | None = None
-    """Normalise after each residual sum, or before each sub-layer; if not as the preset."""
+    """Normalise after each residual sum, or before each sub-layer; if not as the preset. For the
+    Transformer only."""
     tokenizer: Literal["bpe", "words"] = "bpe"
     """Sub-words shared by both languages, or the words of each."""
     vocabulary: int = 10_000
@@ -182,7 +183,7 @@ class Running:
     non_finite: Literal["stop", "skip"] = "stop"
     """What to do where a loss is no finite number."""
     compile: bool = False
-    """Compile the model, with lengths in buckets; pays on a GPU."""
+    """Compile the Transformer, with lengths in buckets; pays on a GPU."""
     pieces: bool = False
     """Let each process hold only a piece of the model (FSDP2), where there are several."""
 
@@ -639,13 +640,15 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
     """
     # An older version knew fewer options: it did what is now their default.
     old, new = {**asdict(Training()), **before.get("options", {})}, now["options"]
-    for name in sorted(old.keys() | new.keys()):
+    first = ("model", "corpus", "preset")  # they change the defaults of others
+    for name in (*first, *sorted((old.keys() | new.keys()).difference(first))):
         if name == "updates" and old[name] < new[name]:
             continue
         if old.get(name) != new.get(name):
+            was, now_is = ("unset" if o.get(name) is None else o[name] for o in (old, new))
             raise UsageError(
-                f"{folder}: its training has --{name.replace('_', '-')} {old.get(name)}, not "
-                f"{new.get(name)}; give the same options to go on, or another folder with --out"
+                f"{folder}: its training has --{name.replace('_', '-')} {was}, not "
+                f"{now_is}; give the same options to go on, or another folder with --out"
             )
     if before.get("checksums") != now["checksums"]:
         raise UsageError(

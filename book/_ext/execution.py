@@ -89,7 +89,7 @@ def key_of(chapter: Path) -> str:
     if COMMAND in code:
         files.update((ROOT / PACKAGE).rglob("*.py"))
     if "results" in code:
-        files.update((ROOT / "results").glob("*.json"))
+        files.update((ROOT / "results").rglob("*.json"))
     digest = hashlib.sha256("\0".join(cells).encode())
     for path in sorted(files):
         digest.update(path.relative_to(ROOT).as_posix().encode())

@@ -419,7 +419,7 @@ def test_without_the_root_the_source_hardly_arrives(monkeypatch):
 
 
 def learn(seed, attention=True, updates=150):
-    """Return the share of reversed sequences that the model writes without a mistake."""
+    """Return shares: sequences without a mistake, largest weights in the right place."""
     torch.manual_seed(seed)
     config = ConvolutionConfig(width=32, kernel=3, layers=2, dropout=0.0, max_len=8)
     model = config.build(VOCAB, VOCAB)
@@ -439,13 +439,19 @@ def learn(seed, attention=True, updates=150):
     steps, written = model.eval().start_steps(src, src.unsqueeze(1) > 0, 5), [begin[:, 0]]
     for _ in range(5):
         written.append(steps(written[-1]).argmax(-1))
-    return (torch.stack(written[1:], dim=1) == src.flip(1)).all(1).double().mean().item()
+    exact = (torch.stack(written[1:], dim=1) == src.flip(1)).all(1).double().mean().item()
+    if not attention:
+        return exact, 0.0
+    looks = model.alignment(src, torch.cat([begin, src.flip(1)[:, :-1]], dim=1)).mean(0)
+    return exact, (looks.argmax(-1) == torch.arange(4, -1, -1)).double().mean().item()
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_learns_to_reverse(seed):
-    assert learn(seed) > 0.8
+def test_learns_to_reverse_and_looks_at_the_right_place(seed):
+    exact, aligned = learn(seed)
+    assert exact > 0.8
+    assert aligned > 0.6  # chance is 0.2
 
 
 def test_without_attention_nothing_of_the_source_arrives():
-    assert learn(0, attention=False, updates=60) < 0.1
+    assert learn(0, attention=False, updates=60)[0] < 0.1

@@ -367,7 +367,7 @@ def test_networks_beat_counting_whatever_the_seed(english, seed):
         torch.manual_seed(seed)
         model = LanguageModel(vocab, kind(64, 64).to_torch())
         names["train"](model, tokens, epochs=3, seed=seed)
-        assert perplexity(model, held_out) < counted
+        assert 1.15 * perplexity(model, held_out) < counted
 
 
 # --- through time ----------------------------------------------------------------
@@ -387,7 +387,7 @@ def test_gradients_through_time(seed):
         ends = [norms(biased(kind, b, seed=seed), 40, seed)[-1] for b in (0.0, 1.0, 2.0, 4.0)]
         assert ends == sorted(ends)
         assert ends[0] < 1e-5
-        assert ends[-1] > 0.1
+        assert ends[-1] > 10 if kind is LSTMCell else 0.5 < ends[-1] < 1
 
 
 @pytest.mark.parametrize("kind", [RNNCell, LSTMCell, GRUCell])

@@ -1,5 +1,9 @@
 """Recurrent translators against loops over single cells, against padding, and step by step."""
 
+import ast
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +19,7 @@ from annotated_transformer.background.seq2seq import (
     RecurrentSteps,
 )
 from annotated_transformer.notation import BOS, EOS, PAD
+from tests.claims import cells
 
 SOURCE, TARGET = 11, 9  # sizes of the vocabularies
 FORMS = sorted(DECODERS)
@@ -177,6 +182,20 @@ def test_an_encoder_that_reads_padding_is_noticed(form, monkeypatch):
     monkeypatch.setattr(seq2seq, "lengths", all_of_it)
     generator = torch.Generator().manual_seed(0)
     assert padding_error(make(form), [5, 2], 1, generator) > 1e-3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sentences_of_equal_length_are_read_as_if_packed(form):
+    model, results = make(form, layers=2), []
+    src, mask = sentences([4, 4], torch.Generator().manual_seed(0))
+    tgt = torch.tensor([[BOS, 4, 5], [BOS, 6, EOS]])
+    weights = [p for part in (model.encoder, model.decoder) for p in part.parameters()]
+    for extra in (0, 1):  # with a place of padding, they are packed
+        padded = F.pad(src, (0, extra), value=PAD), F.pad(mask, (0, extra), value=False)
+        out = model(padded[0], tgt, padded[1], None)
+        results.append([out, *torch.autograd.grad(out.square().sum(), weights)])
+    for plain, packed in zip(*results, strict=True):
+        torch.testing.assert_close(plain, packed, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -402,3 +421,13 @@ def test_one_vector_holds_short_sentences_and_attention_long_ones(seed):
     fixed, attentive = (learned(form, seed) for form in ("none", "additive"))
     assert attentive[10] > fixed[10] + 0.1
     assert fixed[2] > fixed[10] + 0.15
+
+
+def test_the_record_of_five_seeds_is_of_the_same_trainings():
+    path = Path(__file__).parents[2] / "results" / "lengths.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    lines = [line for cell in cells("background/seq2seq") for line in cell.source.splitlines()]
+    (line,) = (line for line in lines if line.startswith("updates = {"))
+    updates = ast.literal_eval(line.removeprefix("updates = "))
+    assert record["updates"] == {**updates, "dot, longer": 3 * updates["dot"]}
+    assert sorted(record["runs"]) == list("01234")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import execution
 import export
 import house
 import jupytext
@@ -251,6 +252,19 @@ def test_check_lists_what_is_stale(project: Path, write: Write) -> None:
     assert export.run([], True, project) == []
     write("model/a", ("", "Y = 2"), ("export", "X = 1"))
     assert export.run([], True, project) == ["stale book/model/a.ipynb"]
+
+
+def test_outputs_follow_from_the_records_of_every_folder(
+    project: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "ROOT", project)
+    (project / "requirements.txt").touch()
+    reads, other = write("a", ("", 'folder = "results"')), write("b", ("", "x = 1"))
+    before = execution.key_of(reads), execution.key_of(other)
+    (project / "results" / "part").mkdir(parents=True)
+    (project / "results" / "part" / "one.json").write_text("{}")
+    assert execution.key_of(reads) != before[0]
+    assert execution.key_of(other) == before[1]
 
 
 def test_module_without_chapter_is_an_orphan(project: Path, write: Write) -> None:

@@ -57,3 +57,11 @@ SECONDS = 'prices(name, "seconds") for name in'
 )
 def test_the_comparison_notices_other_prices(old: str, new: str) -> None:
     claims.assert_claim_can_fail(CHAPTER, "6.1e", old, new)
+
+
+def test_a_record_of_another_model_does_not_move_the_level() -> None:
+    worse = '[{"curve": [{"valid_loss": 9.0, "seconds": 1.0, "update": 1}]}]'
+    more = ("CLAIMED =", f'by_model["rnn-dot"] = {worse}\nCLAIMED =')
+    plain, other = (claims.run_claim(CHAPTER, "6.1e", change) for change in (None, more))
+    assert "rnn-dot" in other["by_model"]
+    assert plain["level"] == other["level"] < 1

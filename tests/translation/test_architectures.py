@@ -175,6 +175,18 @@ def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:
                 assert ours == pytest.approx(weights.flatten().tolist(), abs=1e-9)
 
 
+def test_a_folder_goes_on_with_its_own_model_alone(tmp_path: Path) -> None:
+    Run(replace(OPTIONS, model="rnn"), tmp_path, TEXTS, running=Running(steps=1)).go(progress=False)
+    for name in ("rnn-attention", "convolution", "transformer"):
+        with pytest.raises(UsageError, match=f"its training has --model rnn, not {name}; give"):
+            Run(replace(OPTIONS, model=name), tmp_path, TEXTS)
+    # What --model changes is named before what its recipe changes with it.
+    with pytest.raises(UsageError, match="--model rnn, not transformer; give"):
+        Run(replace(OPTIONS, model="transformer", layers=2, dropout=None), tmp_path, TEXTS)
+    with pytest.raises(UsageError, match=r"--dropout 0\.2, not unset; give"):
+        Run(replace(OPTIONS, model="rnn", dropout=None), tmp_path, TEXTS)
+
+
 def test_other_models_are_not_compiled(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--compile: for the Transformer only"):
         Run(replace(OPTIONS, model="rnn"), tmp_path, TEXTS, running=Running(compile=True))

@@ -139,6 +139,11 @@ def test_translate_and_evaluate_are_parsed() -> None:
         ("trian", "trian"),
         ("train --preset huge", "'huge'"),
         ("train --layers many", "--layers"),
+        ("train --model perceptron", "'transformer', 'rnn', 'rnn-attention', 'rnn-dot', 'conv"),
+        ("train --model rnn --norm pre", "--model rnn: has no --preset but tiny, and no --norm"),
+        ("train --model convolution --preset base", "has no --preset but tiny"),
+        ("train --model rnn-dot --dropout 1", "--dropout 1.0: must be at least 0 and below 1"),
+        ("train --model rnn --heads 4", "Unrecognized options: --heads, 4; see"),
         ("train --layers", "--layers"),
         ("train --no-such-option 3", "--no-such-option"),
         ("translate", "translate"),
@@ -166,6 +171,17 @@ def test_translate_and_evaluate_are_parsed() -> None:
 )
 def test_wrong_options_are_one_line(line: str, expected: str, capsys: Capture) -> None:
     assert expected in fails(capsys, *line.split())
+
+
+def test_a_terminal_of_few_signs_gets_the_same_line(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", "--modle", "rnn"]
+    line = fails(capsys, *words)
+    assert line.endswith(": Unrecognized options: --modle, rnn; see annotated-transformer --help")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"{line}\n"
 
 
 def test_an_unknown_box_is_still_a_line() -> None:
