@@ -86,7 +86,7 @@ def test_spread() -> None:
     assert spread(iter([1, 3])) == "2.00 ± 1.41 (2 seeds)"
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.stem)
 def test_what_is_stored_can_be_told_to_anybody(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert re.search(r"[\"' =](/|[A-Z]:\\\\|~/|file:)", text) is None, "a path of a machine"
