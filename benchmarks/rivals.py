@@ -67,8 +67,8 @@ def ours(size: Size, beam: int) -> Step:
     return step
 
 
-def marian(size: Size) -> torch.nn.Module:
-    """Build Marian by Hugging Face, with weights as initialised."""
+def marian(size: Size, **settings: object) -> torch.nn.Module:
+    """Build Marian by Hugging Face, with weights as initialised and other settings if given."""
     if not FOLDER.exists():
         raise SystemExit("the rivals are not installed: python -m benchmarks --install")
     sys.path.append(str(FOLDER))  # after the project's own packages
@@ -76,24 +76,24 @@ def marian(size: Size) -> torch.nn.Module:
 
     c = size.config
     torch.manual_seed(0)
-    config = MarianConfig(
-        vocab_size=size.vocabulary + 1,  # the padding is last, and CTranslate2 leaves it out
-        d_model=c.d_model,
-        encoder_layers=c.N,
-        decoder_layers=c.N,
-        encoder_attention_heads=c.h,
-        decoder_attention_heads=c.h,
-        encoder_ffn_dim=c.d_ff,
-        decoder_ffn_dim=c.d_ff,
-        max_position_embeddings=c.max_len,
-        activation_function="relu",
-        scale_embedding=True,
-        pad_token_id=size.vocabulary,
-        decoder_start_token_id=size.vocabulary,
-        eos_token_id=EOS,
-        forced_eos_token_id=None,
-    )
-    model: torch.nn.Module = MarianMTModel(config).eval()
+    usual = {
+        "vocab_size": size.vocabulary + 1,  # the padding is last, and CTranslate2 leaves it out
+        "d_model": c.d_model,
+        "encoder_layers": c.N,
+        "decoder_layers": c.N,
+        "encoder_attention_heads": c.h,
+        "decoder_attention_heads": c.h,
+        "encoder_ffn_dim": c.d_ff,
+        "decoder_ffn_dim": c.d_ff,
+        "max_position_embeddings": c.max_len,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "pad_token_id": size.vocabulary,
+        "decoder_start_token_id": size.vocabulary,
+        "eos_token_id": EOS,
+        "forced_eos_token_id": None,
+    }
+    model: torch.nn.Module = MarianMTModel(MarianConfig(**{**usual, **settings})).eval()
     return model
 
 

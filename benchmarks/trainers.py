@@ -90,28 +90,11 @@ def sentences(tokens: Tensor) -> list[Tensor]:
 def hugging_face(size: Size) -> Trained:
     """Marian, with the label smoother, AdamW and clipping that ``Seq2SeqTrainer`` defaults to."""
     use(rivals.FOLDER)
-    from transformers import MarianConfig, MarianMTModel
     from transformers.trainer_pt_utils import LabelSmoother
 
-    c, batch = size.config, make_pairs(size)
-    torch.manual_seed(0)
-    config = MarianConfig(
-        vocab_size=size.vocabulary,
-        d_model=c.d_model,
-        encoder_layers=c.N,
-        decoder_layers=c.N,
-        encoder_attention_heads=c.h,
-        decoder_attention_heads=c.h,
-        encoder_ffn_dim=c.d_ff,
-        decoder_ffn_dim=c.d_ff,
-        max_position_embeddings=c.max_len,
-        activation_function="relu",
-        dropout=c.dropout,
-        scale_embedding=True,
-        pad_token_id=PAD,
-        decoder_start_token_id=PAD,
-    )
-    model: Any = MarianMTModel(config).train()
+    batch, dropout = make_pairs(size), size.config.dropout
+    words = {"vocab_size": size.vocabulary, "pad_token_id": PAD, "decoder_start_token_id": PAD}
+    model: Any = rivals.marian(size, dropout=dropout, **words).train()
     smoother = LabelSmoother(epsilon=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     labels = batch.tgt_y.masked_fill(batch.tgt_y == PAD, smoother.ignore_index)
