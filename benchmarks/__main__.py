@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import json
 import resource
-import shlex
 import statistics
 import subprocess
 import sys
@@ -192,17 +190,13 @@ def main() -> None:
         found[task] = measure(task, contenders(task), rounds)
         show(task, found[task])
     if options.record:
-        from annotated_transformer.translation.system import commit, processor, versions
+        from annotated_transformer.translation.system import processor
+        from benchmarks.records import keep, origin
 
-        record = {
-            "command": shlex.join(["python", "-m", "benchmarks", *options.tasks]),
-            "commit": commit(),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "hardware": processor(),
-            "versions": versions(),
-            "tasks": found,
-        }
-        options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        keep(
+            {**origin("benchmarks"), "hardware": processor(), "tasks": found},
+            options.record,
+        )
 
 
 if __name__ == "__main__":

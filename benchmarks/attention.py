@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -19,7 +16,8 @@ from annotated_transformer.model.transformer import build_model
 from annotated_transformer.results.attention_maps import distant_verbs
 from annotated_transformer.translation.checkpoints import load_system
 from annotated_transformer.translation.corpora import load_corpus
-from annotated_transformer.translation.system import commit, processor, versions
+from annotated_transformer.translation.system import processor
+from benchmarks.records import keep, origin
 
 TESTS = ("test_2016_flickr", "test_2017_flickr")
 
@@ -49,16 +47,13 @@ def main() -> None:
     print(json.dumps(found, indent=1))
     if options.record:
         record = {
-            "command": shlex.join(["python", "-m", "benchmarks.attention", *sys.argv[1:]]),
-            "commit": commit(),
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+            **origin("benchmarks.attention"),
             "hardware": processor(),
-            "versions": versions(),
             "system": system.training.get("options", {}),
             "text": {"choice": ["val"], "measure": list(TESTS)},
             **found,
         }
-        options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        keep(record, options.record)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,6 @@ The rungs are those of the chapter *The speed ladder*, each in a process of its 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,8 @@ from annotated_transformer.engineering.speed import (
     make_ladder_record,
     measured_rungs,
 )
-from annotated_transformer.translation.system import commit, processor, versions
+from annotated_transformer.translation.system import processor
+from benchmarks.records import keep, origin
 
 
 def show(record: dict[str, Any]) -> None:
@@ -52,20 +49,17 @@ def main() -> None:
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch sees no GPU here")
     size = options.size or ("paper" if device == "cuda" else "small")
-    origin = {
-        "command": shlex.join(["python", "-m", "benchmarks.ladder", *sys.argv[1:]]),
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    record = {
+        **origin("benchmarks.ladder"),
         "hardware": {
             "processor": processor(),
             "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         },
-        "versions": versions(),
+        **make_ladder_record(size, rounds=options.rounds, device=device),
     }
-    record = origin | make_ladder_record(size, rounds=options.rounds, device=device)
     show(record)
     if options.record:
-        options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        keep(record, options.record)
 
 
 if __name__ == "__main__":

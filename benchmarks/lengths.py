@@ -12,16 +12,14 @@ import __future__
 import argparse
 import ast
 import json
-import shlex
-import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import jupytext
 
 from annotated_transformer.background import seq2seq
-from annotated_transformer.translation.system import commit, processor, versions
+from annotated_transformer.translation.system import processor
+from benchmarks.records import keep, origin
 
 CHAPTER = Path(__file__).parents[1] / "book" / "background" / "seq2seq.md"
 VALUES = {"longest", "training", "test", "german", "english", "updates", "every", "kinds"}
@@ -87,11 +85,8 @@ def main() -> None:
         print(seed, json.dumps(runs[str(seed)]), flush=True)
         if options.record:
             record = {
-                "command": shlex.join(["python", "-m", "benchmarks.lengths", *sys.argv[1:]]),
-                "commit": commit(),
-                "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+                **origin("benchmarks.lengths"),
                 "hardware": processor(),
-                "versions": versions(),
                 "updates": {name: count for name, (_, count) in forms.items()},
                 "diagonal": {
                     kind: agreement(names, names["diagonal"], known)
@@ -99,7 +94,7 @@ def main() -> None:
                 },
                 "runs": runs,
             }
-            options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            keep(record, options.record)
 
 
 if __name__ == "__main__":

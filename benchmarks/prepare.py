@@ -11,17 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 
-from annotated_transformer.translation.system import commit, processor, versions
+from annotated_transformer.translation.system import processor
+from benchmarks.records import keep, origin
 
 TYPES = 200_000  # different words of a language
 BLOCK = 50_000  # pairs written at a time
@@ -148,11 +147,8 @@ def main() -> None:
         out = folder / "out"
         shards = sum(path.stat().st_size for path in (out / "shards").iterdir())
     record = {
-        "command": shlex.join(["python", "-m", "benchmarks.prepare", *sys.argv[1:]]),
-        "commit": commit(),
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        **origin("benchmarks.prepare"),
         "seed": 0,
-        "versions": versions(),
         "hardware": {"processor": processor(), "gpu": None},
         "pairs": options.pairs,
         "text_bytes": size,
@@ -162,7 +158,7 @@ def main() -> None:
         **result,
     }
     record["said"] = [line.replace(name, "FOLDER") for line in record["said"]]
-    options.record.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    keep(record, options.record)
     print(json.dumps(record, indent=1))
 
 

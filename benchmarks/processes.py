@@ -7,14 +7,11 @@ sentences are those of the other benchmarks.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -29,9 +26,9 @@ from annotated_transformer.training.distributed import (
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.training.precision import Arithmetic
 from annotated_transformer.training.speed import prepare_cpu
-from annotated_transformer.translation.checkpoints import write_atomically
-from annotated_transformer.translation.system import commit, processor, versions
+from annotated_transformer.translation.system import processor
 from benchmarks.contenders import SIZES, make_pairs
+from benchmarks.records import keep, origin
 
 WAYS = {  # processes, threads of each, in which numbers
     "one process, two threads": (1, 2, "float32"),
@@ -100,15 +97,11 @@ def main() -> None:
     if options.record:
         record = {
             "kind": "processes",
-            "command": shlex.join(["python", "-m", "benchmarks.processes", *sys.argv[1:]]),
-            "commit": commit(),
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "versions": versions(),
+            **origin("benchmarks.processes"),
             "hardware": {"processor": processor()},
             "seconds": found,
         }
-        data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
-        write_atomically(options.record, data)
+        keep(record, options.record)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """What the benchmarks compare is complete and the same; no library of others is needed here."""
 
 import io
+import json
 import logging
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,3 +140,45 @@ def test_install_takes_no_second_pytorch(folder: Path, monkeypatch: pytest.Monke
     assert not any(package.startswith("torch=") for command in ran for package in command)
     found = {str(p.relative_to(folder / "fairseq")) for p in folder.rglob("*.py")}
     assert found == {"fairseq/__init__.py", "fairseq/data/one.py"}
+
+
+README = Path(program.__file__).parent / "README.md"
+LABELS = {
+    "Hugging Face": "hugging_face",
+    "x-transformers": "x_transformers",
+    "OpenNMT-py": "opennmt",
+}
+
+
+def rows(head: str) -> list[list[str]]:
+    """Return the cells of a table of the README, below its head."""
+    below = README.read_text(encoding="utf-8").split(f"{head}\n", 1)[1].split("\n\n", 1)[0]
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in below.splitlines()]
+
+
+def tasks_of(record: str) -> dict[str, Any]:
+    tasks: dict[str, Any] = json.loads((README.parent / record).read_text("utf-8"))["tasks"]
+    return tasks
+
+
+def test_the_readme_tells_what_the_record_of_the_libraries_says() -> None:
+    tasks = tasks_of("trainers.json")
+    times = [f"{size}{more}" for size in ("small", "base") for more in ("", ", processor time")]
+    _, *table = rows(f"| its time, ours = 1 | {' | '.join(times)} |")
+    assert [LABELS.get(row[0], row[0]) for row in table] == program.contenders("others small")[1:]
+    for label, *told in table:
+        found = []
+        for task in ("others small", "others base"):
+            mine, its = tasks[task]["ours"], tasks[task][LABELS.get(label, label)]
+            found += [f"{its[key] / mine[key]:.2f}" for key in ("median_s", "busy_s")]
+        assert told == found, label
+
+
+def test_the_readme_tells_what_the_record_says() -> None:
+    tasks = tasks_of("record.json")
+    _, *table = rows("| task | beside | its time, ours = 1 | our memory, its = 1 |")
+    assert len(table) == sum(len(each) - 1 for each in tasks.values())
+    for task, label, *told in table:
+        mine, its = tasks[task]["ours"], tasks[task][label]
+        times, memory = its["median_s"] / mine["median_s"], mine["memory_mb"] / its["memory_mb"]
+        assert told == [f"{times:.2f}", f"{memory:.2f}"], (task, label)

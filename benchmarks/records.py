@@ -1,0 +1,29 @@
+"""Where a benchmark's figures come from, and how they are kept."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from annotated_transformer.translation.checkpoints import write_atomically
+from annotated_transformer.translation.system import commit, versions
+
+
+def origin(module: str) -> dict[str, Any]:
+    """Return the command that runs now, the commit, the date, and versions."""
+    return {
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "commit": commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "versions": versions(),
+    }
+
+
+def keep(record: dict[str, Any], path: Path) -> None:
+    """Write a record, whole or not at all."""
+    data = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(path, data.encode())
