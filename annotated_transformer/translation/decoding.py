@@ -15,7 +15,7 @@ from annotated_transformer.model.attention import padding_mask, subsequent_mask
 from annotated_transformer.model.embeddings import check_length
 from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS, PAD
-from annotated_transformer.translation.steps import most_probable, start_steps
+from annotated_transformer.translation.steps import most_probable_next, start_steps
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def greedy_decode(
             left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
             rows, token, going = rows[left], token[left], going[left]
             steps.select(left)
-        token = most_probable(steps(token))
+        token = most_probable_next(steps, token)
         ys[rows, step] = token.where(going, pad)
         going &= limits[rows] > step + 1
         if end_symbol is not None:

@@ -8,12 +8,15 @@ Defined in the chapter *A decoding step* (book/translation/steps.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache, cached_property
 from typing import Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from annotated_transformer.background.seq2seq import Steps, Translator, rows_of, rows_of_parents
@@ -106,6 +109,20 @@ class PackedLinear:
 FEW = 32  # rows to be expected; any number works
 
 
+def seconds(work: list[Callable[[], object]], repeats: int = 7) -> float:
+    """Return the seconds that one of ``work`` takes on the average, at best.
+
+    Defined in: book/translation/steps.md
+    """
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for call in work:
+            call()
+        times.append((time.perf_counter() - start) / len(work))
+    return min(times)
+
+
 def attend_once(
     query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None
 ) -> Tensor:
@@ -129,6 +146,128 @@ def attend_once(
     return torch.bmm(scores.softmax(-1), values)
 
 
+CHUNK = 64
+
+
+def most_probable(logits: Tensor) -> Tensor:
+    """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, found in chunks: ``(rows,)``.
+
+    Defined in: book/translation/steps.md
+    """
+    size = logits.size(1)
+    chunks = size // CHUNK
+    if logits.device.type != "cpu" or chunks < 4:
+        return logits.argmax(-1)
+    tops = logits[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK)).amax(-1)  # (rows, chunks)
+    start: Tensor = tops.argmax(-1, keepdim=True) * CHUNK
+    found = start + logits.gather(1, start + torch.arange(CHUNK)).argmax(-1, keepdim=True)
+    if chunks * CHUNK < size:  # what the last chunk leaves
+        rest, place = logits[:, chunks * CHUNK :].max(-1, keepdim=True)
+        found = torch.where(rest > logits.gather(1, found), place + chunks * CHUNK, found)
+    return found.squeeze(1)
+
+
+class Screen:
+    """The most probable token, with exact logits of those tokens only that it could be.
+
+    A product in bfloat16, whose error has a bound, rules the others out. The result is that of
+    the product in float32, up to float32's own rounding.
+
+    Args:
+        weight: ``(vocab, d_model)``, float32 on a CPU.
+        bias: ``(vocab,)``; minus infinity forbids a token.
+
+    Defined in: book/translation/steps.md
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = weight.detach(), bias.detach()
+        missing = -len(weight) % CHUNK  # whole chunks, filled with tokens that cannot be
+        self.floor = F.pad(self.bias, (0, missing), value=-math.inf)
+        rounded = F.pad(self.weight.bfloat16(), (0, 0, 0, missing))
+        self.rounded = torch.ops.mkldnn._reorder_linear_weight(rounded, FEW)
+        u, sums = torch.finfo(torch.bfloat16).eps / 2, weight.size(1) * 2.0**-22
+        self.error = float(self.weight.norm(dim=1).max()) * (3 * u + 4 * u**2 + sums)
+
+    def rough(self, x: Tensor) -> Tensor:
+        """Multiply ``x (rows, d_model)`` in bfloat16: ``(rows, vocab)``, in whole chunks."""
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        y: Tensor = multiply(x.bfloat16(), self.rounded, None, "none", [], "")
+        return y
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """Find the best token for each of ``x (rows, d_model)``: ``(rows,)``.
+
+        Returns:
+            None where too many tokens remain, or numbers are not finite: then the whole
+            product has to be computed.
+        """
+        rough = self.rough(x).float().add_(self.floor)
+        tops = rough.view(len(x), -1, CHUNK).amax(-1)  # (rows, chunks)
+        norms = x.norm(dim=1, keepdim=True)
+        least = torch.sub(tops.amax(1, keepdim=True), norms, alpha=2 * self.error)  # (rows, 1)
+        chunks = (tops >= least).view(-1).nonzero().view(-1)
+        if len(chunks) > MOST * len(x) or math.isnan(least.sum()):
+            return None
+        rows = chunks // tops.size(1)
+        near = rough.view(-1, CHUNK).index_select(0, chunks) >= least.index_select(0, rows)
+        places = near.view(-1).nonzero().view(-1)
+        which = places // CHUNK
+        rows, chunks = rows.index_select(0, which), chunks.index_select(0, which)
+        tokens = chunks % tops.size(1) * CHUNK + places % CHUNK
+        exact = self.weight.index_select(0, tokens).mul_(x.index_select(0, rows)).sum(1)
+        return first_largest(exact.add_(self.bias.index_select(0, tokens)), rows, tokens)
+
+
+MOST = 16  # chunks for each sentence; with more, the whole product is as fast
+
+
+def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Return, for each row, the token of the largest value, and of several the first.
+
+    Args:
+        values: ``(n,)``, a few for each row.
+        rows: ``(n,)``, from 0 to the last row, each at least once.
+        tokens: ``(n,)``, growing within a row.
+
+    Defined in: book/translation/steps.md
+    """
+    best: dict[int, tuple[float, int]] = {}
+    for value, row, token in zip(values.tolist(), rows.tolist(), tokens.tolist(), strict=True):
+        if row not in best or value > best[row][0]:
+            best[row] = (value, token)
+    return torch.tensor([token for _, token in best.values()])
+
+
+@contextmanager
+def _float32() -> Iterator[None]:
+    """Let products be float32's own, whatever the setting.
+
+    Defined in: book/translation/steps.md
+    """
+    setting = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(setting)
+
+
+@cache
+def bfloat16_is_fast() -> bool:
+    """Whether a product in bfloat16 takes at most two thirds of the time here; measured once.
+
+    Defined in: book/translation/steps.md
+    """
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    x, weight, bias = torch.ones(FEW, 512), torch.ones(4096, 512), torch.zeros(4096)
+    with _float32(), torch.inference_mode():
+        whole, screen = PackedLinear(weight, bias), Screen(weight, bias)
+        slow, fast = seconds([lambda: whole(x)]), seconds([lambda: screen.rough(x)])
+    return fast <= slow * 2 / 3
+
+
 def _scaled(attention: MultiHeadedAttention, parameter: Tensor) -> Tensor:
     """Divide the part of the input projection that makes queries by the square root of d_k.
 
@@ -146,10 +285,10 @@ class _PackedLayer:
 
     def __init__(self, layer: DecoderLayer) -> None:
         own, source, network = layer.self_attn, layer.src_attn, layer.feed_forward
-        self.h, self.d_k, self.d_v = own.h, own.d_k, own.d_v
-        self.sizes, queries = own.sizes, source.sizes[0]
+        self.h, self.d, queries = own.h, own.d_k, source.sizes[0]
         self.pre = layer.norm == "pre"
-        self.norms = [c.norm for c in cast(Iterable[SublayerConnection], layer.sublayer)]
+        norms = [c.norm for c in cast(Iterable[SublayerConnection], layer.sublayer)]
+        self.norms = [(n.normalized_shape, n.weight, n.bias, n.eps) for n in norms]
         weight, bias = (_scaled(own, p) for p in (own.in_proj.weight, own.in_proj.bias))
         self.project = PackedLinear(weight, bias)
         self.mix = PackedLinear(own.out_proj.weight, own.out_proj.bias)
@@ -170,8 +309,7 @@ class _PackedLayer:
 
     def normalise(self, i: int, x: Tensor) -> Tensor:
         """Apply the norm of the sub-layer ``i``."""
-        n = self.norms[i]
-        return torch.layer_norm(x, n.normalized_shape, n.weight, n.bias, n.eps)
+        return torch.layer_norm(x, *self.norms[i])
 
 
 class _KeptLayer:
@@ -181,12 +319,10 @@ class _KeptLayer:
     """
 
     def __init__(self, weights: _PackedLayer, memory: Tensor, rows: Rows, beam: int) -> None:
-        self.weights, self.beam, h, sizes = weights, beam, weights.h, weights.sizes
-        k, v = rows.unpack(weights.keep(memory)).split(sizes[1:], dim=-1)  # (sentences, m, h * d)
-        k, v = (x.unflatten(2, (h, -1)).transpose(1, 2).contiguous() for x in (k, v))
-        self.source_keys, self.source_values = k, v  # (sentences, h, m, d)
-        shape = (len(k), h, 0, beam)  # of the target, with room for more positions
-        self.keys, self.values = k.new_empty(*shape, weights.d_k), v.new_empty(*shape, weights.d_v)
+        self.weights, self.beam = weights, beam
+        kept = rows.unpack(weights.keep(memory)).unflatten(2, (2, weights.h, -1))
+        self.source = kept.permute(2, 0, 3, 1, 4).contiguous()  # (2, sentences, h, m, d)
+        self.target = kept.new_empty(2, len(kept), weights.h, 0, beam, kept.size(4))
 
     def step(self, x: Tensor, position: int, past: Tensor | None, source: Tensor) -> Tensor:
         """Decode ``x (rows, d_model)`` at a position; same shape."""
@@ -197,51 +333,45 @@ class _KeptLayer:
 
     def to_target(self, x: Tensor, position: int, hidden: Tensor | None) -> Tensor:
         """Attend to this position and those before it: ``(rows, h * d_v)``."""
-        w, end = self.weights, position + 1
-        q, k, v = (self.heads(part) for part in w.project(x).split(w.sizes, dim=1))
-        if self.keys.size(2) < end:
-            self.keys, self.values = _longer(self.keys), _longer(self.values)
-        self.keys[:, :, position], self.values[:, :, position] = k, v
-        keys, values = (
-            block[:, :, :end].flatten(2, 3).flatten(0, 1) for block in (self.keys, self.values)
-        )
-        return self.rows(attend_once(q.flatten(0, 1), keys, values, hidden))
+        made = self.heads(self.weights.project(x), 3)
+        if self.target.size(3) == position:
+            self.target = _longer(self.target)
+        self.target.select(3, position).copy_(made[1:])
+        kept = self.target.narrow(3, 0, position + 1).flatten(3, 4)
+        return self.attend(made[0], kept, hidden)
 
     def to_source(self, x: Tensor, hidden: Tensor) -> Tensor:
         """Attend to the source: ``(rows, h * d_v)``."""
-        q = self.heads(self.weights.ask(x)).flatten(0, 1)
-        keys, values = self.source_keys.flatten(0, 1), self.source_values.flatten(0, 1)
-        return self.rows(attend_once(q, keys, values, hidden))
+        return self.attend(self.heads(self.weights.ask(x), 1)[0], self.source, hidden)
 
-    def heads(self, x: Tensor) -> Tensor:
-        """Turn ``(rows, h * d)`` into ``(sentences, h, beam, d)``."""
-        h = self.weights.h
-        return x.view(-1, self.beam, h, x.size(1) // h).transpose(1, 2)
+    def heads(self, x: Tensor, parts: int) -> Tensor:
+        """Turn ``(rows, parts * h * d)`` into ``(parts, sentences, h, beam, d)``."""
+        return x.view(-1, self.beam, parts, self.weights.h, self.weights.d).permute(2, 0, 3, 1, 4)
 
-    def rows(self, x: Tensor) -> Tensor:
-        """Turn ``(sentences * h, beam, d)`` into ``(rows, h * d)``."""
-        h, beam = self.weights.h, self.beam
-        return x.view(-1, h, beam, x.size(2)).transpose(1, 2).reshape(-1, h * x.size(2))
+    def attend(self, query: Tensor, kept: Tensor, hidden: Tensor | None) -> Tensor:
+        """Attend from ``query (sentences, h, beam, d)`` to ``kept (2, sentences, h, m, d)``."""
+        keys, values = kept.flatten(1, 2).unbind()
+        found = attend_once(query.flatten(0, 1), keys, values, hidden)
+        found = found.view(query.shape).transpose(1, 2)  # (sentences, beam, h, d)
+        return found.reshape(-1, found.size(2) * found.size(3))
 
     def select(self, sentences: Tensor, length: int) -> None:
         """Keep the given sentences; ``length`` positions are in use."""
-        self.source_keys = self.source_keys.index_select(0, sentences)
-        self.source_values = self.source_values.index_select(0, sentences)
-        self.keys = _longer(self.keys[:, :, :length].index_select(0, sentences))
-        self.values = _longer(self.values[:, :, :length].index_select(0, sentences))
+        self.source = self.source.index_select(1, sentences)
+        self.target = _longer(self.target.narrow(3, 0, length).index_select(1, sentences))
 
 
 ROOM = 16  # positions
 
 
 def _longer(block: Tensor) -> Tensor:
-    """Copy ``block (sentences, h, positions, beam, d)`` into one with room for more positions.
+    """Copy ``block (2, sentences, h, positions, beam, d)`` with room for more positions.
 
     Defined in: book/translation/steps.md
     """
-    sentences, h, length, beam, d = block.shape
-    new = block.new_empty(sentences, h, length + ROOM, beam, d)
-    new[:, :, :length] = block
+    _, sentences, h, length, beam, d = block.shape
+    new = block.new_empty(2, sentences, h, length + ROOM, beam, d)
+    new.narrow(3, 0, length).copy_(block)
     return new
 
 
@@ -259,10 +389,29 @@ class PackedDecoder:
         layers = cast(Iterable[DecoderLayer], model.decoder.layers)
         self.layers = [_PackedLayer(layer) for layer in layers]
         self.norm = model.decoder.norm
-        self.generator = PackedLinear(model.generator.proj.weight, model.generator.proj.bias)
+        self.proj = model.generator.proj
         encoding = model.tgt_embed[1]
         assert isinstance(encoding, PositionalEncoding)
         self.embed, self.positions = model.tgt_embed[0], encoding.pe[0]  # (max_len, d_model)
+
+    @cached_property
+    def generator(self) -> PackedLinear:
+        """What makes logits."""
+        return PackedLinear(self.proj.weight, self.proj.bias)
+
+    @cached_property
+    def screen(self) -> Screen:
+        """What finds the most probable token."""
+        return Screen(self.proj.weight, self.proj.bias)
+
+    def most_probable(self, x: Tensor) -> Tensor:
+        """Return the most probable tokens ``(rows,)`` after ``x (rows, d_model)``."""
+        work = self.proj.weight.numel() * (len(x) + FEW // 4)
+        found = self.screen(x) if work >= WORTH and bfloat16_is_fast() else None
+        return most_probable(self.generator(x)) if found is None else found
+
+
+WORTH = 2**25  # multiplications that are worth ruling tokens out
 
 
 def _versions(model: EncoderDecoder) -> list[int]:
@@ -313,17 +462,23 @@ class PackedSteps:
     @torch.inference_mode()
     def __call__(self, tokens: Tensor) -> Tensor:
         """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``."""
-        setting = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            x, past = self.decoder.embed(tokens) + self.decoder.positions[self.length], self._past()
-            for layer in self.layers:
-                x = layer.step(x, self.length, past, self.hidden)
-            self.length += 1
-            logits: Tensor = self.decoder.generator(self.decoder.norm(x))
-            return logits
-        finally:
-            torch.set_float32_matmul_precision(setting)
+        with _float32():
+            return self.decoder.generator(self._decode(tokens))
+
+    @torch.inference_mode()
+    def most_probable(self, tokens: Tensor) -> Tensor:
+        """Decode one position: tokens ``(rows,)`` to the most probable next ones ``(rows,)``."""
+        with _float32():
+            return self.decoder.most_probable(self._decode(tokens))
+
+    def _decode(self, tokens: Tensor) -> Tensor:
+        """Decode tokens ``(rows,)``: ``(rows, d_model)``."""
+        x, past = self.decoder.embed(tokens) + self.decoder.positions[self.length], self._past()
+        for layer in self.layers:
+            x = layer.step(x, self.length, past, self.hidden)
+        self.length += 1
+        y: Tensor = self.decoder.norm(x)
+        return y
 
     @torch.inference_mode()
     def select(self, sentences: Tensor) -> None:
@@ -363,8 +518,16 @@ def can_pack(model: EncoderDecoder) -> bool:
         and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in weights)
         and all(type(m) in OURS and not m.training for m in parts)
         and not any(m._forward_hooks or m._forward_pre_hooks for m in parts)
-        and not any(isinstance(m, MultiHeadedAttention) and m.keep_weights for m in parts)
+        and not any(isinstance(m, MultiHeadedAttention) and _unlike(m) for m in parts)
     )
+
+
+def _unlike(attention: MultiHeadedAttention) -> bool:
+    """Whether weights are to be kept, or keys and values have different widths.
+
+    Defined in: book/translation/steps.md
+    """
+    return attention.keep_weights or attention.d_k != attention.d_v
 
 
 _kept: WeakKeyDictionary[Translator, PackedDecoder | None] = WeakKeyDictionary()
@@ -423,22 +586,15 @@ def start_steps(
     return CachedSteps(model, memory, mask, capacity, beam)
 
 
-CHUNK = 64
+def most_probable_next(steps: Steps, tokens: Tensor) -> Tensor:
+    """Decode one position and return the most probable tokens, without more logits than needed.
 
-
-def most_probable(logits: Tensor) -> Tensor:
-    """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, found in chunks: ``(rows,)``.
+    Args:
+        steps: From :func:`start_steps`.
+        tokens: The newest token of each hypothesis ``(rows,)``.
 
     Defined in: book/translation/steps.md
     """
-    size = logits.size(1)
-    chunks = size // CHUNK
-    if logits.device.type != "cpu" or chunks < 4:
-        return logits.argmax(-1)
-    tops = logits[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK)).amax(-1)  # (rows, chunks)
-    start: Tensor = tops.argmax(-1, keepdim=True) * CHUNK
-    found = start + logits.gather(1, start + torch.arange(CHUNK)).argmax(-1, keepdim=True)
-    if chunks * CHUNK < size:  # what the last chunk leaves
-        rest, place = logits[:, chunks * CHUNK :].max(-1, keepdim=True)
-        found = torch.where(rest > logits.gather(1, found), place + chunks * CHUNK, found)
-    return found.squeeze(1)
+    if isinstance(steps, PackedSteps):
+        return steps.most_probable(tokens)
+    return most_probable(steps(tokens))

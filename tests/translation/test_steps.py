@@ -15,12 +15,17 @@ from annotated_transformer.translation import steps as module
 from annotated_transformer.translation.decoding import greedy_decode, greedy_decode_uncached
 from annotated_transformer.translation.steps import (
     CHUNK,
+    MOST,
     ROOM,
     CachedSteps,
     PackedSteps,
+    Screen,
     attend_once,
+    bfloat16_is_fast,
     can_pack,
+    first_largest,
     most_probable,
+    most_probable_next,
     packed,
     start_steps,
 )
@@ -29,6 +34,14 @@ VOCAB = 300
 needs_onednn = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
     reason="this PyTorch has no oneDNN",
+)
+
+
+needs_bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
+    else True,
+    reason="oneDNN has no bfloat16 on this processor",
 )
 
 
@@ -67,7 +80,7 @@ def readable(
     st.integers(1, ROOM + 3),
     st.sampled_from(["post", "pre"]),
     st.sampled_from(["sinusoid", "learned"]),
-    st.sampled_from([{}, {"h": 4}, {"d_k": 5, "d_v": 3}, {"h": 3, "d_k": 6, "d_v": 6}]),
+    st.sampled_from([{}, {"h": 4}, {"h": 3, "d_k": 6, "d_v": 6}]),
     st.data(),
 )
 def test_fast_is_readable(seed, rows, beam, length, norm, kind, sizes, data):
@@ -158,6 +171,7 @@ def test_what_is_not_ours_or_not_at_rest_takes_the_readable_step():
         "kept weights": model(),
         "hook": model(),
         "another module": model(),
+        "keys and values of two widths": model(d_k=5, d_v=3),
     }
     cases["kept weights"].decoder.layers[1].src_attn.keep_weights = True
     cases["hook"].decoder.layers[0].register_forward_hook(lambda *_: None)
@@ -219,6 +233,114 @@ def test_most_probable_is_argmax(seed, rows, width, ties):
     logits = logits.round() if ties else logits
     assert torch.equal(most_probable(logits), logits.argmax(-1))
     assert torch.equal(most_probable(-logits), (-logits).argmax(-1))
+
+
+def rows_and_matrix(
+    seed: int, rows: int, vocab: int, width: int, apart: float = 1e-5
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Outputs, and a vocabulary's matrix and bias; some tokens are alike, some forbidden."""
+    chance = torch.Generator().manual_seed(seed)
+    weight = torch.randn(vocab, width, generator=chance) * torch.rand(1, generator=chance) * 3
+    bias = torch.randn(vocab, generator=chance)
+    close = torch.randint(vocab, (vocab // 2,), generator=chance)
+    weight[: vocab // 2] = weight[close] + apart * torch.randn(vocab // 2, width, generator=chance)
+    bias[: vocab // 2] = bias[close]
+    bias[torch.rand(vocab, generator=chance) < 0.2] = -math.inf
+    bias[-1] = 0.0  # something is allowed
+    return 5 * torch.randn(rows, width, generator=chance), weight, bias
+
+
+@needs_bfloat16
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 33), st.integers(2, MOST * CHUNK), st.integers(1, 90))
+def test_the_screen_finds_what_the_whole_product_finds(seed, rows, vocab, width):
+    x, weight, bias = rows_and_matrix(seed, rows, vocab, width)
+    exact = x.double() @ weight.double().T + bias.double()
+    found = Screen(weight, bias)(x)
+    assert found is not None  # so few chunks are never too many
+    chosen = exact.gather(1, found.unsqueeze(1))
+    least = exact.amax(1, keepdim=True) - 1e-5 * x.norm(dim=1, keepdim=True) * weight.norm()
+    assert (chosen >= least).all()  # float32's own rounding remains
+
+
+@needs_bfloat16
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 33), st.integers(2, 700), st.integers(1, 700))
+def test_the_bound_of_the_rough_product_holds(seed, rows, vocab, width):
+    x, weight, bias = rows_and_matrix(seed, rows, vocab, width)
+    screen = Screen(weight, bias)
+    off = screen.rough(x).double()[:, :vocab] - x.double() @ weight.double().T
+    assert (off.abs() <= screen.error * x.double().norm(dim=1, keepdim=True)).all()
+
+
+@needs_bfloat16
+def test_without_the_bound_the_screen_is_wrong():
+    x, weight, bias = rows_and_matrix(0, 400, 900, 64, apart=3e-3)
+    screen = Screen(weight, bias)
+    wanted = (x @ weight.T + bias).argmax(-1)
+    assert torch.equal(screen(x), wanted)
+    screen.error = 0.0
+    assert not torch.equal(screen(x), wanted)
+
+
+@needs_bfloat16
+def test_the_screen_gives_up_where_it_must():
+    x, weight, bias = rows_and_matrix(0, 3, (MOST + 1) * CHUNK, 8)
+    assert Screen(weight, bias)(x) is not None
+    assert Screen(torch.zeros_like(weight), torch.zeros_like(bias))(x) is None  # all are alike
+    for number in (math.nan, math.inf):
+        x[1, 2] = number
+        assert Screen(weight, bias)(x) is None
+    x[1, 2], weight[4, 4] = 0.0, math.nan
+    assert Screen(weight, bias)(x) is None
+
+
+@needs_bfloat16
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9))
+def test_greedy_decoding_with_a_screen_is_the_plain_loop(seed, rows):
+    net, calls = model(seed), []
+    src, mask = block(seed, rows)
+    plain = greedy_decode_uncached(net, src, mask, 20, BOS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WORTH", 0)
+        patch.setattr(module, "bfloat16_is_fast", lambda: True)
+        original = Screen.__call__
+        patch.setattr(Screen, "__call__", lambda self, x: calls.append(1) or original(self, x))
+        assert torch.equal(greedy_decode(net, src, mask, 20, BOS), plain)
+        assert len(calls) == 19
+
+
+@pytest.mark.parametrize("kind", [CachedSteps, pytest.param(PackedSteps, marks=needs_onednn)])
+def test_where_the_screen_does_not_pay_all_logits_are_computed(kind, monkeypatch):
+    net, (src, mask) = model(), block(0, 3)
+    tokens = torch.tensor([4, 5, 6])
+    wanted = readable(net, src, mask)(tokens).argmax(-1)
+    if kind is CachedSteps:
+        monkeypatch.setattr(module, "can_pack", lambda model: False)
+    monkeypatch.setattr(module, "Screen", None)  # would not do
+    steps = start_steps(net, src, mask, 4)
+    assert isinstance(steps, kind)
+    assert torch.equal(most_probable_next(steps, tokens), wanted)
+
+
+@needs_onednn
+def test_measuring_changes_no_random_numbers_and_no_setting():
+    bfloat16_is_fast.cache_clear()
+    torch.manual_seed(0)
+    before, setting = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    assert bfloat16_is_fast() in (True, False)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_float32_matmul_precision() == setting
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6))
+def test_first_largest_is_argmax(seed, rows):
+    values = torch.randn(rows, 7, generator=torch.Generator().manual_seed(seed)).round()
+    row, token = torch.ones(rows, 7).nonzero().unbind(1)
+    found = first_largest(values.flatten(), row, token)
+    assert torch.equal(found, values.argmax(-1))
 
 
 @settings(max_examples=30, deadline=None)
