@@ -242,7 +242,14 @@ class Train:
             say(f"{NAME}: {how} after update {done}; the same command goes on from there")
             return 0 if stopped is None else 128 + stopped
         scores = self.score(run, texts)
-        record = make_record(run.system, run.state, scores, command_line(), world.size)
+        record = make_record(
+            run.system,
+            run.state,
+            scores,
+            command_line(),
+            pairs=len(run.train),
+            processes=world.size,
+        )
         data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
         write_atomically(self.record or out / "record.json", data)
         return 0

@@ -1109,9 +1109,11 @@ def make_record(
     state: dict[str, Any],
     scores: dict[str, Any],
     command: str,
+    *,
+    pairs: int,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Return a record of a training: how it was run, on what, its curve and its scores.
+    """Return a record of a training: how it was run, on how many pairs, its curve and scores.
 
     Defined in: book/translation/system.md
     """
@@ -1120,7 +1122,7 @@ def make_record(
         "commit": state["commit"],
         "date": datetime.now(timezone.utc).date().isoformat(),
         "seed": system.training["options"]["seed"],
-        "corpus": {"checksums": system.training["checksums"]},
+        "corpus": {"checksums": system.training["checksums"], "pairs": pairs},
         "options": system.training["options"],
         "architecture": architecture(system.config),
         "model": asdict(system.config),

@@ -84,7 +84,7 @@ def test_a_stop_changes_nothing(name: str, tmp_path: Path) -> None:
     found = translate_lines(system, lines, progress=False)
     assert found == [translate_lines(system, [line], progress=False)[0] for line in lines]
     assert len(translate_lines(system, lines, beam=3, progress=False)) == len(lines)
-    record = make_record(straight.system, straight.state, {}, "a command")
+    record = make_record(straight.system, straight.state, {}, "a command", pairs=1)
     assert (record["architecture"], record["flops"]) == (
         "convolution" if name == "convolution" else "recurrent",
         None,

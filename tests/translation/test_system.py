@@ -565,9 +565,12 @@ def test_a_long_line_is_named(system: System) -> None:
 
 
 def test_the_record_can_be_read_back(straight: Run, system: System) -> None:
-    record = make_record(system, straight.state, {"val": {"bleu": 1.0}}, "the command")
+    record = make_record(
+        system, straight.state, {"val": {"bleu": 1.0}}, "the command", pairs=len(straight.train)
+    )
     assert json.loads(json.dumps(record)) == record
     assert record["command"] == "the command"
+    assert record["corpus"]["pairs"] == len(straight.train) > 0
     assert record["seed"] == 0
     assert record["parameters"] == sum(p.numel() for p in system.model.parameters())
     assert record["hardware"]["processor"] == processor()
