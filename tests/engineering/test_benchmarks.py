@@ -15,7 +15,7 @@ import torch
 
 from annotated_transformer.notation import BOS, PAD
 from benchmarks import __main__ as program
-from benchmarks import rivals, trainers
+from benchmarks import processes, rivals, trainers
 from benchmarks.contenders import CONTENDERS, SIZES, make_pairs
 
 TASKS = (*program.TASKS, *program.RIVALS, *program.OTHERS)
@@ -182,3 +182,12 @@ def test_the_readme_tells_what_the_record_says() -> None:
         mine, its = tasks[task]["ours"], tasks[task][label]
         times, memory = its["median_s"] / mine["median_s"], mine["memory_mb"] / its["memory_mb"]
         assert told == [f"{times:.2f}", f"{memory:.2f}"], (task, label)
+
+
+def test_the_readme_tells_what_the_record_of_processes_says() -> None:
+    seconds = json.loads((README.parent / "processes.json").read_text("utf-8"))["seconds"]
+    assert set(seconds) == set(SIZES)
+    _, *table = rows("| seconds of an update | small | base |")
+    assert [row[0] for row in table] == [*processes.WAYS]
+    for way, *told in table:
+        assert told == [f"{seconds[size][way]:.3f}" for size in ("small", "base")], way
