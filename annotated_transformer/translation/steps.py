@@ -195,12 +195,12 @@ class Screen:
         y: Tensor = multiply(x.bfloat16(), self.rounded, None, "none", [], "")
         return y
 
-    def __call__(self, x: Tensor) -> Tensor | None:
-        """Find the best token for each of ``x (rows, d_model)``: ``(rows,)``.
+    def left(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Say which tokens are not ruled out after ``x (rows, d_model)``.
 
         Returns:
-            None where too many tokens remain, or numbers are not finite: then the whole
-            product has to be computed.
+            The row and the number of each token, ``(n,)`` and ``(n,)``; or None where there are
+            too many, or numbers are not finite.
         """
         rough = self.rough(x).float().add_(self.floor)
         tops = rough.view(len(x), -1, CHUNK).amax(-1)  # (rows, chunks)
@@ -214,7 +214,17 @@ class Screen:
         places = near.view(-1).nonzero().view(-1)
         which = places // CHUNK
         rows, chunks = rows.index_select(0, which), chunks.index_select(0, which)
-        tokens = chunks % tops.size(1) * CHUNK + places % CHUNK
+        return rows, chunks % tops.size(1) * CHUNK + places % CHUNK
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """Find the best token for each of ``x (rows, d_model)``: ``(rows,)``.
+
+        Returns:
+            None where the whole product has to be computed.
+        """
+        if (left := self.left(x)) is None:
+            return None
+        rows, tokens = left
         exact = self.weight.index_select(0, tokens).mul_(x.index_select(0, rows)).sum(1)
         return first_largest(exact.add_(self.bias.index_select(0, tokens)), rows, tokens)
 
@@ -259,7 +269,8 @@ def bfloat16_is_fast() -> bool:
 
     Defined in: book/translation/steps.md
     """
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    if supported is None or not supported():
         return False
     x, weight, bias = torch.ones(FEW, 512), torch.ones(4096, 512), torch.zeros(4096)
     with _float32(), torch.inference_mode():
