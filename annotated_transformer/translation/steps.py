@@ -8,10 +8,10 @@ Defined in the chapter *A decoding step* (book/translation/steps.md).
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
+from timeit import repeat
 from typing import Literal, cast
 from weakref import WeakKeyDictionary
 
@@ -107,20 +107,6 @@ class PackedLinear:
 
 
 FEW = 32  # rows to be expected; any number works
-
-
-def seconds(work: list[Callable[[], object]], repeats: int = 7) -> float:
-    """Return the seconds that one of ``work`` takes on the average, at best.
-
-    Defined in: book/translation/steps.md
-    """
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for call in work:
-            call()
-        times.append((time.perf_counter() - start) / len(work))
-    return min(times)
 
 
 def attend_once(
@@ -249,6 +235,14 @@ def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     return torch.tensor([token for _, token in best.values()])
 
 
+def has_bfloat16() -> bool:
+    """Whether oneDNN multiplies in bfloat16 on this processor.
+
+    Defined in: book/translation/steps.md
+    """
+    return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)())
+
+
 @contextmanager
 def _float32() -> Iterator[None]:
     """Let products be float32's own, whatever the setting.
@@ -269,13 +263,15 @@ def bfloat16_is_fast() -> bool:
 
     Defined in: book/translation/steps.md
     """
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    if supported is None or not supported():
+    if not has_bfloat16():
         return False
     x, weight, bias = torch.ones(FEW, 512), torch.ones(4096, 512), torch.zeros(4096)
     with _float32(), torch.inference_mode():
         whole, screen = PackedLinear(weight, bias), Screen(weight, bias)
-        slow, fast = seconds([lambda: whole(x)]), seconds([lambda: screen.rough(x)])
+        slow, fast = (
+            min(repeat(product, number=1, repeat=7))
+            for product in (lambda: whole(x), lambda: screen.rough(x))
+        )
     return fast <= slow * 2 / 3
 
 
@@ -296,10 +292,10 @@ class _PackedLayer:
 
     def __init__(self, layer: DecoderLayer) -> None:
         own, source, network = layer.self_attn, layer.src_attn, layer.feed_forward
-        self.h, self.d, queries = own.h, own.d_k, source.sizes[0]
+        self.h, self.d_k, self.d_v = own.h, own.d_k, own.d_v
+        self.sizes, queries = own.sizes, source.sizes[0]
         self.pre = layer.norm == "pre"
-        norms = [c.norm for c in cast(Iterable[SublayerConnection], layer.sublayer)]
-        self.norms = [(n.normalized_shape, n.weight, n.bias, n.eps) for n in norms]
+        self.norms = [c.norm for c in cast(Iterable[SublayerConnection], layer.sublayer)]
         weight, bias = (_scaled(own, p) for p in (own.in_proj.weight, own.in_proj.bias))
         self.project = PackedLinear(weight, bias)
         self.mix = PackedLinear(own.out_proj.weight, own.out_proj.bias)
@@ -320,7 +316,8 @@ class _PackedLayer:
 
     def normalise(self, i: int, x: Tensor) -> Tensor:
         """Apply the norm of the sub-layer ``i``."""
-        return torch.layer_norm(x, *self.norms[i])
+        n = self.norms[i]
+        return torch.layer_norm(x, n.normalized_shape, n.weight, n.bias, n.eps)
 
 
 class _KeptLayer:
@@ -330,10 +327,12 @@ class _KeptLayer:
     """
 
     def __init__(self, weights: _PackedLayer, memory: Tensor, rows: Rows, beam: int) -> None:
-        self.weights, self.beam = weights, beam
-        kept = rows.unpack(weights.keep(memory)).unflatten(2, (2, weights.h, -1))
-        self.source = kept.permute(2, 0, 3, 1, 4).contiguous()  # (2, sentences, h, m, d)
-        self.target = kept.new_empty(2, len(kept), weights.h, 0, beam, kept.size(4))
+        self.weights, self.beam, h, sizes = weights, beam, weights.h, weights.sizes
+        k, v = rows.unpack(weights.keep(memory)).split(sizes[1:], dim=-1)  # (sentences, m, h * d)
+        k, v = (x.unflatten(2, (h, -1)).transpose(1, 2).contiguous() for x in (k, v))
+        self.source_keys, self.source_values = k, v  # (sentences, h, m, d)
+        shape = (len(k), h, 0, beam)  # of the target, with room for more positions
+        self.keys, self.values = k.new_empty(*shape, weights.d_k), v.new_empty(*shape, weights.d_v)
 
     def step(self, x: Tensor, position: int, past: Tensor | None, source: Tensor) -> Tensor:
         """Decode ``x (rows, d_model)`` at a position; same shape."""
@@ -344,45 +343,51 @@ class _KeptLayer:
 
     def to_target(self, x: Tensor, position: int, hidden: Tensor | None) -> Tensor:
         """Attend to this position and those before it: ``(rows, h * d_v)``."""
-        made = self.heads(self.weights.project(x), 3)
-        if self.target.size(3) == position:
-            self.target = _longer(self.target)
-        self.target.select(3, position).copy_(made[1:])
-        kept = self.target.narrow(3, 0, position + 1).flatten(3, 4)
-        return self.attend(made[0], kept, hidden)
+        w, end = self.weights, position + 1
+        q, k, v = (self.heads(part) for part in w.project(x).split(w.sizes, dim=1))
+        if self.keys.size(2) < end:
+            self.keys, self.values = _longer(self.keys), _longer(self.values)
+        self.keys[:, :, position], self.values[:, :, position] = k, v
+        keys, values = (
+            block[:, :, :end].flatten(2, 3).flatten(0, 1) for block in (self.keys, self.values)
+        )
+        return self.rows(attend_once(q.flatten(0, 1), keys, values, hidden))
 
     def to_source(self, x: Tensor, hidden: Tensor) -> Tensor:
         """Attend to the source: ``(rows, h * d_v)``."""
-        return self.attend(self.heads(self.weights.ask(x), 1)[0], self.source, hidden)
+        q = self.heads(self.weights.ask(x)).flatten(0, 1)
+        keys, values = self.source_keys.flatten(0, 1), self.source_values.flatten(0, 1)
+        return self.rows(attend_once(q, keys, values, hidden))
 
-    def heads(self, x: Tensor, parts: int) -> Tensor:
-        """Turn ``(rows, parts * h * d)`` into ``(parts, sentences, h, beam, d)``."""
-        return x.view(-1, self.beam, parts, self.weights.h, self.weights.d).permute(2, 0, 3, 1, 4)
+    def heads(self, x: Tensor) -> Tensor:
+        """Turn ``(rows, h * d)`` into ``(sentences, h, beam, d)``."""
+        h = self.weights.h
+        return x.view(-1, self.beam, h, x.size(1) // h).transpose(1, 2)
 
-    def attend(self, query: Tensor, kept: Tensor, hidden: Tensor | None) -> Tensor:
-        """Attend from ``query (sentences, h, beam, d)`` to ``kept (2, sentences, h, m, d)``."""
-        keys, values = kept.flatten(1, 2).unbind()
-        found = attend_once(query.flatten(0, 1), keys, values, hidden)
-        found = found.view(query.shape).transpose(1, 2)  # (sentences, beam, h, d)
-        return found.reshape(-1, found.size(2) * found.size(3))
+    def rows(self, x: Tensor) -> Tensor:
+        """Turn ``(sentences * h, beam, d)`` into ``(rows, h * d)``."""
+        h, beam = self.weights.h, self.beam
+        return x.view(-1, h, beam, x.size(2)).transpose(1, 2).reshape(-1, h * x.size(2))
 
     def select(self, sentences: Tensor, length: int) -> None:
         """Keep the given sentences; ``length`` positions are in use."""
-        self.source = self.source.index_select(1, sentences)
-        self.target = _longer(self.target.narrow(3, 0, length).index_select(1, sentences))
+        self.source_keys = self.source_keys.index_select(0, sentences)
+        self.source_values = self.source_values.index_select(0, sentences)
+        self.keys = _longer(self.keys[:, :, :length].index_select(0, sentences))
+        self.values = _longer(self.values[:, :, :length].index_select(0, sentences))
 
 
 ROOM = 16  # positions
 
 
 def _longer(block: Tensor) -> Tensor:
-    """Copy ``block (2, sentences, h, positions, beam, d)`` with room for more positions.
+    """Copy ``block (sentences, h, positions, beam, d)`` into one with room for more positions.
 
     Defined in: book/translation/steps.md
     """
-    _, sentences, h, length, beam, d = block.shape
-    new = block.new_empty(2, sentences, h, length + ROOM, beam, d)
-    new.narrow(3, 0, length).copy_(block)
+    sentences, h, length, beam, d = block.shape
+    new = block.new_empty(sentences, h, length + ROOM, beam, d)
+    new[:, :, :length] = block
     return new
 
 
@@ -417,12 +422,12 @@ class PackedDecoder:
 
     def most_probable(self, x: Tensor) -> Tensor:
         """Return the most probable tokens ``(rows,)`` after ``x (rows, d_model)``."""
-        work = self.proj.weight.numel() * (len(x) + FEW // 4)
-        found = self.screen(x) if work >= WORTH and bfloat16_is_fast() else None
+        pays = self.proj.weight.numel() >= WORTH and bfloat16_is_fast()
+        found = self.screen(x) if pays else None
         return most_probable(self.generator(x)) if found is None else found
 
 
-WORTH = 2**25  # multiplications that are worth ruling tokens out
+WORTH = 2_000_000  # elements of the matrix; a smaller one is multiplied as fast as screened
 
 
 def _versions(model: EncoderDecoder) -> list[int]:
@@ -529,16 +534,8 @@ def can_pack(model: EncoderDecoder) -> bool:
         and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in weights)
         and all(type(m) in OURS and not m.training for m in parts)
         and not any(m._forward_hooks or m._forward_pre_hooks for m in parts)
-        and not any(isinstance(m, MultiHeadedAttention) and _unlike(m) for m in parts)
+        and not any(isinstance(m, MultiHeadedAttention) and m.keep_weights for m in parts)
     )
-
-
-def _unlike(attention: MultiHeadedAttention) -> bool:
-    """Whether weights are to be kept, or keys and values have different widths.
-
-    Defined in: book/translation/steps.md
-    """
-    return attention.keep_weights or attention.d_k != attention.d_v
 
 
 _kept: WeakKeyDictionary[Translator, PackedDecoder | None] = WeakKeyDictionary()

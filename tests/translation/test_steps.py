@@ -24,6 +24,7 @@ from annotated_transformer.translation.steps import (
     bfloat16_is_fast,
     can_pack,
     first_largest,
+    has_bfloat16,
     most_probable,
     most_probable_next,
     packed,
@@ -38,10 +39,7 @@ needs_onednn = pytest.mark.skipif(
 
 
 needs_bfloat16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
-    else True,
-    reason="oneDNN has no bfloat16 on this processor",
+    not has_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
 )
 
 
@@ -80,7 +78,7 @@ def readable(
     st.integers(1, ROOM + 3),
     st.sampled_from(["post", "pre"]),
     st.sampled_from(["sinusoid", "learned"]),
-    st.sampled_from([{}, {"h": 4}, {"h": 3, "d_k": 6, "d_v": 6}]),
+    st.sampled_from([{}, {"h": 4}, {"d_k": 5, "d_v": 3}, {"h": 3, "d_k": 6, "d_v": 6}]),
     st.data(),
 )
 def test_fast_is_readable(seed, rows, beam, length, norm, kind, sizes, data):
@@ -171,7 +169,6 @@ def test_what_is_not_ours_or_not_at_rest_takes_the_readable_step():
         "kept weights": model(),
         "hook": model(),
         "another module": model(),
-        "keys and values of two widths": model(d_k=5, d_v=3),
     }
     cases["kept weights"].decoder.layers[1].src_attn.keep_weights = True
     cases["hook"].decoder.layers[0].register_forward_hook(lambda *_: None)
@@ -252,15 +249,21 @@ def rows_and_matrix(
 
 @needs_bfloat16
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 33), st.integers(2, MOST * CHUNK), st.integers(1, 90))
-def test_the_screen_finds_what_the_whole_product_finds(seed, rows, vocab, width):
-    x, weight, bias = rows_and_matrix(seed, rows, vocab, width)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 33),
+    st.integers(2, MOST * CHUNK),
+    st.integers(1, 90),
+    st.sampled_from([1e-5, 1e-3, 1e-2]),
+)
+def test_the_screen_finds_what_the_whole_product_finds(seed, rows, vocab, width, apart):
+    x, weight, bias = rows_and_matrix(seed, rows, vocab, width, apart)
     exact = x.double() @ weight.double().T + bias.double()
     found = Screen(weight, bias)(x)
     assert found is not None  # so few chunks are never too many
     chosen = exact.gather(1, found.unsqueeze(1))
-    least = exact.amax(1, keepdim=True) - 1e-5 * x.norm(dim=1, keepdim=True) * weight.norm()
-    assert (chosen >= least).all()  # float32's own rounding remains
+    rounding = 1e-6 * x.norm(dim=1, keepdim=True) * weight.norm(dim=1).max()  # float32's own
+    assert (chosen >= exact.amax(1, keepdim=True) - rounding).all()
 
 
 @needs_bfloat16
@@ -329,7 +332,7 @@ def test_measuring_changes_no_random_numbers_and_no_setting():
     bfloat16_is_fast.cache_clear()
     torch.manual_seed(0)
     before, setting = torch.get_rng_state(), torch.get_float32_matmul_precision()
-    assert bfloat16_is_fast() in (True, False)
+    bfloat16_is_fast()
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_float32_matmul_precision() == setting
 
