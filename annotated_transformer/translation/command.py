@@ -446,8 +446,10 @@ class Evaluate:
     """Folder of a trained system."""
     corpus: str | None = None
     """Corpus; the one of the training unless given."""
+    prepared: Path | None = None
+    """Folder that the command prepare made, instead of a corpus."""
     split: str | None = None
-    """Split of the corpus; its test split unless given."""
+    """Split of the corpus; its test split unless given, and val of a prepared one."""
     mirror: Path | None = None
     """Folder that holds the corpora's files, instead of a download."""
     hypotheses: Path | None = None
@@ -480,22 +482,38 @@ class Evaluate:
         system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
         check_beam(system, self.beam, self.alpha)
         prepare_device(system)
-        corpus = self.corpus or system.training.get("options", {}).get("corpus", "none")
-        if corpus not in CORPORA:
-            raise UsageError(f"--corpus {corpus}: choose among {', '.join(CORPORA)}")
-        split, pair = self.split or TEST[corpus], "-".join(system.languages)
-        test = load_corpus(corpus, pair, split, mirror=self.mirror, progress=not self.quiet)
+        test = self.test(system)
+        name = f"{test.name} {test.split}"
         found = translate_lines(
             system,
             test.source,
             beam=self.beam,
             alpha=self.alpha,
-            name=f"{corpus} {split}",
+            name=name,
             progress=not self.quiet,
         )
-        title = f"{corpus} {split}, {search_name(self.beam, self.alpha)}"
-        self.show(found, test.target, test.languages[1], title)
+        self.show(
+            found, test.target, test.languages[1], f"{name}, {search_name(self.beam, self.alpha)}"
+        )
         return 0
+
+    def test(self, system: System) -> ParallelText:
+        """Load what the system is to translate."""
+        if self.prepared is not None:
+            if self.corpus is not None:
+                raise UsageError("--corpus or --prepared, not both")
+            corpus = Prepared(self.prepared)
+            own, its = ("-".join(x.languages) for x in (system, corpus))
+            if own != its:
+                raise UsageError(f"--prepared {self.prepared}: is {its}, the system {own}")
+            return corpus.lines(self.split or "val")
+        name = self.corpus or system.training.get("options", {}).get("corpus", "none")
+        if name == "prepared":
+            raise UsageError(f"{self.model}: its corpus was prepared; give --prepared FOLDER")
+        if name not in CORPORA:
+            raise UsageError(f"--corpus {name}: choose among {', '.join(CORPORA)}")
+        split, pair = self.split or TEST[name], "-".join(system.languages)
+        return load_corpus(name, pair, split, mirror=self.mirror, progress=not self.quiet)
 
     def show(
         self, found: Sequence[str], wanted: Sequence[str], language: str | None, title: str

@@ -1180,7 +1180,7 @@ def processor() -> str:
     names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores"
+    return f"{name}, {cores} core{'s' if cores != 1 else ''}"
 
 
 def _cpuinfo() -> list[str]:

@@ -622,6 +622,19 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
         "prepared.json",
     }
     assert "--size" in fails(capsys, *train, "--size", "3")
+    assess = ["evaluate", str(model), "--beam", "1", "--quiet"]
+    scores = record["scores"]["val"]
+    assert main([*assess, "--prepared", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert f"prepared val, greedy, {scores['sentences']} sentences" in said
+    assert f"BLEU = {scores['bleu']:.2f}" in said
+    assert "give --prepared FOLDER" in fails(capsys, *assess)
+    both = [*assess, "--prepared", out, "--corpus", "grammar"]
+    assert "--corpus or --prepared" in fails(capsys, *both)
+    assert "test.de: no such file" in fails(capsys, *both[:-2], "--split", "test")
+    turned = tmp_path / "turned"
+    assert main(["prepare", str(turned), *words[2:], "--pair", "en-de"]) == 0
+    assert "is en-de, the system de-en" in fails(capsys, *assess, "--prepared", turned)
     os.truncate(out / "shards" / "train-00000.safetensors", 2000)
     capsys.readouterr()
     assert main(train) == 2

@@ -582,7 +582,9 @@ def test_without_git_or_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert module.commit() == "unknown"
     monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: exec("raise OSError"))
-    assert "cores" in processor()
+    for cores in (1, 3):
+        monkeypatch.setattr(module.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        assert processor().endswith(f", {cores} core{'s' * (cores > 1)}")
 
 
 # --- how a training runs ---------------------------------------------------------
