@@ -107,4 +107,4 @@ def spread(values: Iterable[float]) -> str:
     if len(found) < 2:
         return f"{mean:.2f} (one seed)"
     deviation = (sum((v - mean) ** 2 for v in found) / (len(found) - 1)) ** 0.5
-    return f"{mean:.2f} ± {deviation:.2f} ({len(found)} seeds)"
+    return f"{mean:.2f} ± {deviation:.2f}"
