@@ -2,10 +2,8 @@
 
 The claims are data (``book/_data/claims.json``). A cell that checks a claim has a
 tag ``claim-<id>``, or ``claim-<id>-<kind>`` where it settles only one kind of
-check, and ``status-does-not-hold`` where it shows that the claim fails. Claims
-that need a long run take their status from the records in ``results/*.json``::
-
-    "claims": {"6.1b": {"status": "holds at our scale", "note": "27.1 BLEU"}}
+check, and ``status-does-not-hold`` where it shows that the claim fails. What
+needs a long run is settled by a cell of kind R, which reads the records of it.
 
 While the book is read, every tagged cell gets an anchor; when it is written, the
 directive ``{scoreboard}`` becomes a summary and one table for each section.
@@ -15,7 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,11 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT / "book" / "_data" / "claims.json"
-RECORDS = ROOT / "results"
 
 HOLDS = "holds"
 AT_OUR_SCALE = "holds at our scale"
 FAILS = "does not hold"
 OPEN = "not yet run"
-STATUSES = (HOLDS, AT_OUR_SCALE, FAILS, OPEN)
 
 KINDS = {"P": "proved", "M": "measured", "R": "recorded"}
 TAG = re.compile(r"claim-(?P<id>[0-9A]\.\w+?)(?:-(?P<kind>[PMR]))?")
@@ -84,17 +80,8 @@ class Cell:
     anchor: str
 
     def settles(self, kind: str) -> bool:
-        """Whether the cell settles this kind of check (a record settles R)."""
+        """Whether the cell settles this kind of check; for R, it must say so."""
         return self.kind == kind or (self.kind is None and kind != "R")
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a stored run says about a claim."""
-
-    status: str
-    source: str
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +91,6 @@ class Verdict:
     part: Part
     status: str
     cells: tuple[Cell, ...] = ()
-    records: tuple[Record, ...] = field(default=())
 
 
 def load_claims(path: Path = CLAIMS) -> dict[str, Claim]:
@@ -118,31 +104,6 @@ def load_claims(path: Path = CLAIMS) -> dict[str, Claim]:
     return claims
 
 
-def load_records(claims: Iterable[str], folder: Path = RECORDS) -> dict[str, list]:
-    """Read what the records of long runs say, by claim."""
-    known = set(claims)
-    found: dict[str, list[Record]] = {}
-    for path in sorted(folder.glob("*.json")):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        named = data.get("claims", {}) if isinstance(data, dict) else {}
-        if not isinstance(named, dict):
-            raise ScoreboardError(
-                f"{path.name}: 'claims' must map a claim to its status, as in "
-                '{"6.1b": {"status": "holds at our scale"}}'
-            )
-        for claim, value in named.items():
-            if claim not in known:
-                raise ScoreboardError(f"{path.name}: unknown claim {claim}")
-            if value.get("status") not in STATUSES:
-                raise ScoreboardError(
-                    f"{path.name}: claim {claim} has the status "
-                    f"{value.get('status')!r}, not one of {', '.join(STATUSES)}"
-                )
-            record = Record(value["status"], path.name, value.get("note", ""))
-            found.setdefault(claim, []).append(record)
-    return found
-
-
 def parse_tags(tags: Iterable[str]) -> list[tuple[str, str | None]]:
     """Return the claims, and kinds where given, that a cell's tags name."""
     found = []
@@ -154,22 +115,16 @@ def parse_tags(tags: Iterable[str]) -> list[tuple[str, str | None]]:
     return found
 
 
-def settle(claim: Claim, cells: Iterable[Cell], records: list[Record]) -> list[Verdict]:
+def settle(claim: Claim, cells: Iterable[Cell]) -> list[Verdict]:
     """Return the status of each part of a claim.
 
-    A part that is proved or measured takes its status from the cells, a part that
-    is recorded from the records, and from cells that show by records that it fails;
-    where they disagree, the worst one counts.
+    It comes from the cells that check the part: one that shows that it fails decides, and
+    only what is proved holds without restriction.
     """
     cells = [cell for cell in cells if cell.claim == claim.id]
     verdicts = []
     for part in claim.parts:
         mine = tuple(cell for cell in cells if cell.settles(part.kind))
-        if part.kind == "R":
-            shown = (FAILS for cell in mine if cell.fails)
-            status = worst([*(record.status for record in records), *shown])
-            verdicts.append(Verdict(part, status, mine, tuple(records)))
-            continue
         if not mine:
             status = OPEN
         elif any(cell.fails for cell in mine):
@@ -298,9 +253,8 @@ def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 def render(app: Sphinx, docname: str) -> Iterator[nodes.Node]:
     """Yield the summary and the tables."""
     claims = load_claims()
-    records = load_records(claims)
     cells = [cell for page in sorted(stored(app.env)) for cell in stored(app.env)[page]]
-    board = {key: settle(claim, cells, records.get(key, [])) for key, claim in claims.items()}
+    board = {key: settle(claim, cells) for key, claim in claims.items()}
     yield summary(board)
     for prefix, heading in SECTIONS.items():
         rows = [claims[key] for key in claims if key.split(".")[0] == prefix]
@@ -352,9 +306,6 @@ def status_of(
         uri = app.builder.get_relative_uri(docname, cell.page) + f"#{cell.anchor}"
         label = "cell" if len(verdict.cells) == 1 else f"cell {number}"
         line += [nodes.Text(", "), nodes.reference("", label, refuri=uri)]
-    for record in verdict.records:
-        note = f" ({record.note})" if record.note else ""
-        line += nodes.Text(f", record {record.source}{note}")
     found: list[nodes.Node] = [line]
     if verdict.part.kind == "R" and verdict.status == OPEN:
         if claim.command:

@@ -1,12 +1,8 @@
-"""The scoreboard says of each claim what its cells and records say."""
-
-import json
-from pathlib import Path
+"""The scoreboard says of each claim what its cells say."""
 
 import pytest
 import scoreboard
-from conftest import ROOT
-from scoreboard import AT_OUR_SCALE, FAILS, HOLDS, OPEN, Cell, Claim, Part, Record
+from scoreboard import AT_OUR_SCALE, FAILS, HOLDS, OPEN, Cell, Claim, Part
 
 CLAIMS = scoreboard.load_claims()
 
@@ -20,39 +16,36 @@ def cell(kind: str | None = None, fails: bool = False, of: str = "3.5d") -> Cell
 
 
 @pytest.mark.parametrize(
-    ("kinds", "cells", "records", "expected"),
+    ("kinds", "cells", "expected"),
     [
-        ("P", [], [], [OPEN]),
-        ("P", [cell(of="3.5c")], [], [OPEN]),
-        ("P", [cell()], [], [HOLDS]),
-        ("M", [cell()], [], [AT_OUR_SCALE]),
-        ("P", [cell(), cell(fails=True)], [], [FAILS]),
-        ("PM", [cell()], [], [HOLDS, AT_OUR_SCALE]),
-        ("PM", [cell("P")], [], [HOLDS, OPEN]),
-        ("PM", [cell("P"), cell("M", fails=True)], [], [HOLDS, FAILS]),
-        ("MR", [cell()], [], [AT_OUR_SCALE, OPEN]),
-        ("MR", [], [Record(AT_OUR_SCALE, "a.json")], [OPEN, AT_OUR_SCALE]),
-        ("R", [cell()], [], [OPEN]),
-        ("R", [cell("R")], [], [OPEN]),
-        ("R", [cell("R", fails=True)], [], [FAILS]),
-        ("R", [cell("R", fails=True)], [Record(HOLDS, "a")], [FAILS]),
-        ("MR", [cell("M", fails=True)], [], [FAILS, OPEN]),
-        ("R", [], [Record(HOLDS, "a"), Record(FAILS, "b")], [FAILS]),
-        ("R", [], [Record(HOLDS, "a"), Record(AT_OUR_SCALE, "b")], [AT_OUR_SCALE]),
+        ("P", [], [OPEN]),
+        ("P", [cell(of="3.5c")], [OPEN]),
+        ("P", [cell()], [HOLDS]),
+        ("M", [cell()], [AT_OUR_SCALE]),
+        ("P", [cell(), cell(fails=True)], [FAILS]),
+        ("PM", [cell()], [HOLDS, AT_OUR_SCALE]),
+        ("PM", [cell("P")], [HOLDS, OPEN]),
+        ("PM", [cell("P"), cell("M", fails=True)], [HOLDS, FAILS]),
+        ("MR", [cell()], [AT_OUR_SCALE, OPEN]),
+        ("MR", [cell("R")], [OPEN, AT_OUR_SCALE]),
+        ("R", [cell()], [OPEN]),
+        ("R", [cell("R")], [AT_OUR_SCALE]),
+        ("R", [cell("R"), cell("R", fails=True)], [FAILS]),
+        ("MR", [cell("M", fails=True)], [FAILS, OPEN]),
     ],
 )
-def test_status(kinds: str, cells: list[Cell], records: list[Record], expected: list[str]) -> None:
-    verdicts = scoreboard.settle(claim(kinds), cells, records)
+def test_status(kinds: str, cells: list[Cell], expected: list[str]) -> None:
+    verdicts = scoreboard.settle(claim(kinds), cells)
     assert [verdict.status for verdict in verdicts] == expected
 
 
 def test_every_claim_is_counted_once() -> None:
     board = {
-        "a": scoreboard.settle(claim("P"), [cell()], []),
-        "b": scoreboard.settle(claim("PM"), [cell()], []),
-        "c": scoreboard.settle(claim("MR"), [cell()], []),
-        "d": scoreboard.settle(claim("MR"), [cell(fails=True)], []),
-        "e": scoreboard.settle(claim("R"), [], []),
+        "a": scoreboard.settle(claim("P"), [cell()]),
+        "b": scoreboard.settle(claim("PM"), [cell()]),
+        "c": scoreboard.settle(claim("MR"), [cell()]),
+        "d": scoreboard.settle(claim("MR"), [cell(fails=True)]),
+        "e": scoreboard.settle(claim("R"), []),
     }
     assert scoreboard.summarise(board) == {
         HOLDS: 1,
@@ -80,30 +73,3 @@ def test_claims_are_the_papers() -> None:
         assert name.split(".")[0] in scoreboard.SECTIONS
         recorded = "R" in {part.kind for part in one.parts}
         assert bool(one.command) == recorded, name
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"claims": ["3.5d"]}, "must map a claim to its status"),
-        ({"claims": {"9.9z": {"status": HOLDS}}}, "unknown claim 9.9z"),
-        ({"claims": {"3.5d": {"status": "good"}}}, "not one of"),
-    ],
-)
-def test_bad_record_is_refused(tmp_path: Path, content: dict, message: str) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(content))
-    with pytest.raises(scoreboard.ScoreboardError, match=message):
-        scoreboard.load_records(CLAIMS, tmp_path)
-
-
-def test_records_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"seed": 1}))
-    (tmp_path / "b.json").write_text(
-        json.dumps({"claims": {"3.5d": {"status": HOLDS, "note": "three seeds"}}})
-    )
-    expected = {"3.5d": [Record(HOLDS, "b.json", "three seeds")]}
-    assert scoreboard.load_records(CLAIMS, tmp_path) == expected
-
-
-def test_records_of_the_project_fit() -> None:
-    scoreboard.load_records(CLAIMS, ROOT / "results")

@@ -35,6 +35,13 @@ def test_claim_6_1a_can_fail(old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, "6.1a", old, new)
 
 
+def test_claim_6_1c_can_fail() -> None:
+    old = 'bleu_of(r, f"{SAME}, averaged") - bleu_of(r, SAME)'
+    assert_claim_can_fail(
+        CHAPTER, "6.1c", old, 'bleu_of(r, SAME) - bleu_of(r, f"{SAME}, averaged")'
+    )
+
+
 def test_the_cost_is_a_product() -> None:
     for gpu, rate in SUSTAINED.items():
         assert training_cost(2, 3, gpu) == pytest.approx(2 * 86_400 * 3 * rate)
