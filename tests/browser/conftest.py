@@ -41,12 +41,18 @@ def install() -> None:
     """Install Chromium where the user is root on Debian; quietly, and it may fail."""
     if getattr(os, "geteuid", lambda: 1)() != 0 or shutil.which("apt-get") is None:
         return
+    import fcntl  # not on Windows
+
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     packages = ["--no-install-recommends", "chromium", "fonts-dejavu-core"]
-    for command in (["update"], ["install", "-y", *packages]):
-        subprocess.run(
-            ["apt-get", "-qq", *command], env=environment, capture_output=True, check=False
-        )
+    with open(HTML.parent / "chromium.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # apt-get refuses a second one beside it
+        if found() is not None:  # another worker has installed it
+            return
+        for command in (["update"], ["install", "-y", *packages]):
+            subprocess.run(
+                ["apt-get", "-qq", *command], env=environment, capture_output=True, check=False
+            )
 
 
 @pytest.fixture(scope="session")
