@@ -106,6 +106,8 @@ def untrained(monkeypatch):
         ("A.3", "weights[:, :, rows].argmax", "weights.roll(-1, 2)[:, :, rows].argmax"),
         # the key before the first part of the verb
         ("A.1", "min(parts) + 1))", "min(parts)))"),
+        # no record of a long run
+        ("A.1", "folder = find_records()", "folder = None"),
         # two heads that do the same
         ("A.3", "agreeing, shares = agreement", "agreeing, shares = translator, agreement[1]"),
         # no head is needed
