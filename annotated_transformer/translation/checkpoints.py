@@ -293,6 +293,10 @@ def load_system(folder: str | Path, *, weights: str | None = WEIGHTS) -> System:
     system = System(model.eval(), config, (first, second), (loaded[0], loaded[-1]), training)
     if weights is not None:
         path = folder / weights
+        if weights == AVERAGED and not path.exists():
+            raise CheckpointError(
+                f"{path}: is not there; train with --average, or run the command average"
+            )
         tensors, header = load_tensors(path)
         check_fingerprint(system, header, path)
         load_weights(model, tensors, path)
@@ -537,6 +541,8 @@ def average_system(folder: str | Path, last: int | None = None) -> System:
     Defined in: book/translation/checkpoints.md
     """
     system, paths = load_system(folder, weights=None), snapshots(folder)
+    if not paths:
+        raise CheckpointError(f"{folder}: kept no checkpoints to average; train with --average")
     count = len(paths) if last is None else last
     if not 0 < count <= len(paths):
         raise CheckpointError(

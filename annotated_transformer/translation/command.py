@@ -54,6 +54,7 @@ from annotated_transformer.translation.corpora import (
 )
 from annotated_transformer.translation.downloads import CorpusError, locate
 from annotated_transformer.translation.evaluation import (
+    LANGUAGES,
     by_length,
     paired_bootstrap,
     protocols,
@@ -202,18 +203,24 @@ class Train:
         options = self.training
         if self.prepared is not None:
             return Prepared(self.prepared)
-        if options.corpus != "files":
-            return self.load("train"), self.load("val")
+        if options.corpus == "files":
+            train, valid = self.own_texts()
+        else:
+            train, valid = self.load("train"), self.load("val")
+        if options.corpus != "grammar":  # its short sentences recur by chance
+            for remark in remarks(train, {"val": valid}):
+                say(remark)
+        return (train if options.size is None else train.head(options.size)), valid
+
+    def own_texts(self) -> tuple[ParallelText, ParallelText]:
+        """Read the user's files."""
         if self.train_files is None or self.valid_files is None:
             raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
-        pair = languages(options.pair)
+        pair = languages(self.training.pair)
         for path in (*self.train_files, *self.valid_files):
             next(stream_lines(path), "")  # is it text at all?
         train = read_parallel(*self.train_files, languages=pair)
-        valid = read_parallel(*self.valid_files, languages=pair, split="val")
-        for remark in remarks(train, {"val": valid}):
-            say(remark)
-        return (train if options.size is None else train.head(options.size)), valid
+        return train, read_parallel(*self.valid_files, languages=pair, split="val")
 
     def __call__(self) -> int:
         """Train, score, and write the record; under torchrun, in several processes."""
@@ -272,10 +279,11 @@ class Train:
     ) -> dict[str, Any]:
         """Score the best weights, and the mean of the last where that was asked for."""
         options = run.options
-        split = TEST.get(options.corpus, "val")
         if isinstance(texts, Prepared):
+            split = test_split(texts)
             test = texts.lines(split)
         else:
+            split = TEST.get(options.corpus, "val")
             test = self.load(split) if options.corpus in TEST else texts[1]
         scores = {}
         for name, file in ((split, WEIGHTS), (f"{split}, averaged", AVERAGED)):
@@ -288,6 +296,14 @@ class Train:
             scores[name] = evaluate_system(system, test, progress=not self.quiet)
             show(scores[name], f"{options.corpus} {name}, greedy")
         return scores
+
+
+def test_split(corpus: Prepared) -> str:
+    """Return the split of a prepared corpus that is scored by default.
+
+    Defined in: book/translation/command.md
+    """
+    return next((name for name in corpus.reports if name not in ("train", "val")), "val")
 
 
 def pace(run: Run) -> str:
@@ -312,8 +328,13 @@ def prepared_options(options: Training, corpus: Prepared) -> Training:
     """
     if options.size is not None or options.tokenizer != "bpe":
         raise UsageError("--size and --tokenizer words: not for a prepared corpus; prepare another")
-    made = corpus.options
-    return replace(options, pair=made.pair, vocabulary=made.vocabulary, max_len=made.max_len)
+    made, usual = corpus.options, RECIPES["prepared"]
+    decided = {name: getattr(made, name) for name in ("pair", "vocabulary", "max_len")}
+    for name, value in decided.items():
+        if (given := getattr(options, name)) not in (value, getattr(usual, name)):
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} {given}: {corpus.folder} was prepared with {value}")
+    return replace(options, **decided)
 
 
 def languages(pair: str) -> tuple[str, str]:
@@ -322,7 +343,7 @@ def languages(pair: str) -> tuple[str, str]:
     Defined in: book/translation/command.md
     """
     first, _, second = pair.partition("-")
-    if not first or not second:
+    if not (first.isalpha() and second.isalpha()) or first == second:  # they name files, too
         raise UsageError(f"--pair {pair}: give two languages, as de-en")
     return first, second
 
@@ -449,7 +470,7 @@ class Evaluate:
     prepared: Path | None = None
     """Folder that the command prepare made, instead of a corpus."""
     split: str | None = None
-    """Split of the corpus; its test split unless given, and val of a prepared one."""
+    """Split of the corpus; its test split unless given, or val where a prepared one has none."""
     mirror: Path | None = None
     """Folder that holds the corpora's files, instead of a download."""
     hypotheses: Path | None = None
@@ -472,8 +493,7 @@ class Evaluate:
     def __call__(self) -> int:
         """Evaluate."""
         if self.model is None and self.hypotheses is not None and self.references is not None:
-            if self.protocols and self.language is None:
-                raise UsageError("--protocols of two files: give the --language of the references")
+            self.check_files()
             text = read_parallel(self.hypotheses, self.references, drop_blank=False)
             self.show(text.source, text.target, self.language, str(self.hypotheses))
             return 0
@@ -497,6 +517,19 @@ class Evaluate:
         )
         return 0
 
+    def check_files(self) -> None:
+        """Raise UsageError for options that say nothing about two files, or miss something."""
+        usual = Evaluate()
+        for name in ("corpus", "prepared", "split", "mirror", "beam", "alpha", "averaged"):
+            if getattr(self, name) != getattr(usual, name):
+                raise UsageError(f"--{name}: is for a system, not for two files")
+        if self.protocols and self.language not in LANGUAGES:
+            given = "" if self.language is None else f" {self.language}"
+            raise UsageError(
+                f"--language{given}: --protocols of two files needs the language of the "
+                f"references, among {', '.join(LANGUAGES)}"
+            )
+
     def test(self, system: System) -> ParallelText:
         """Load what the system is to translate."""
         if self.prepared is not None:
@@ -506,7 +539,7 @@ class Evaluate:
             own, its = ("-".join(x.languages) for x in (system, corpus))
             if own != its:
                 raise UsageError(f"--prepared {self.prepared}: is {its}, the system {own}")
-            return corpus.lines(self.split or "val")
+            return corpus.lines(self.split or test_split(corpus))
         name = self.corpus or system.training.get("options", {}).get("corpus", "none")
         if name == "prepared":
             raise UsageError(f"{self.model}: its corpus was prepared; give --prepared FOLDER")
@@ -589,6 +622,7 @@ class Ablation:
         corpus = system.training.get("options", {}).get("corpus", "none")
         if corpus not in TEST:
             raise UsageError(f"{self.model}: was trained on {corpus}; needs {', '.join(TEST)}")
+        load_system(self.model, weights=AVERAGED)  # is it there? before the first search
         split, pair = self.split or TEST[corpus], "-".join(system.languages)
         test = load_corpus(corpus, pair, split, mirror=self.mirror, progress=not self.quiet)
         steps: list[dict[str, Any]] = []
@@ -786,14 +820,17 @@ def parse(args: Sequence[str]) -> Command:
 
     Defined in: book/translation/command.md
     """
-    known = {"corpus": "grammar", "preset": "", "model": ""}  # their recipe gives the defaults
+    known: dict[str, str] = {}  # their recipe gives the defaults
     for word, following in itertools.pairwise([*args, ""]):
         name, given, value = word.partition("=")
         if name == "--prepared":
             known["corpus"] = "prepared"
         elif name in ("--corpus", "--preset", "--model"):
             known[name[2:]] = value if given else following
-    recipe = find_recipe(**known)
+    recipe = find_recipe(**{"corpus": "grammar", **known})
+    corpus = known.get("corpus", "files")
+    large = corpus not in CORPORA or corpus not in RECIPES
+    preparation = Preparation(vocabulary=RECIPES["prepared" if large else corpus].vocabulary)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -805,7 +842,7 @@ def parse(args: Sequence[str]) -> Command:
                 | Annotated[Compare, _command(Compare)]
                 | Annotated[Ablation, _command(Ablation)]
                 | Annotated[Average, _command(Average)]
-                | Annotated[Prepare, _command(Prepare)],
+                | Annotated[Prepare, _command(Prepare, default=Prepare(tyro.MISSING, preparation))],
                 args=list(args),
                 prog=NAME,
                 description="Train and use translation systems, as in 'Attention Is All You Need'.",

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from annotated_transformer.translation import command as module
 from annotated_transformer.translation.checkpoints import load_system, load_tensors, trainings
 from annotated_transformer.translation.command import (
     Evaluate,
+    Prepare,
     Train,
     Translate,
     main,
@@ -153,6 +155,11 @@ def test_translate_and_evaluate_are_parsed() -> None:
         ("train --pair de-fr", "de-fr"),
         ("train --corpus files", "--train-files"),
         ("train --corpus files --pair de --train-files a b --valid-files a b", "--pair de"),
+        ("prepare p --pair de-/../../x --train-files a b --valid-files a b", "--pair de-/../../x"),
+        ("prepare p --pair de-de --train-files a b --valid-files a b", "two languages, as de-en"),
+        ("evaluate --hypotheses a --references b --beam 5", "--beam: is for a system"),
+        ("evaluate --hypotheses a --references b --split val", "--split: is for a system"),
+        ("evaluate --hypotheses a --references b --averaged", "--averaged: is for a system"),
         ("evaluate", "--hypotheses"),
         ("translate nowhere", "nowhere: no checkpoint here"),
         ("train --corpus prepared", "--prepared FOLDER go together"),
@@ -476,16 +483,9 @@ def test_evaluate_in_several_ways(
     files = [write(tmp_path / name, ["a dog sleeps here .", "yes ."]) for name in "ab"]
     words = ["evaluate", "--hypotheses", files[0], "--references", files[1], "--protocols"]
     assert "--language" in fails(capsys, *words)
-    assert "language 'tlh': choose among" in failing(capsys, *words, "--language", "tlh")
+    assert "--language tlh: --protocols of two" in fails(capsys, *words, "--language", "tlh")
     assert main([*words, "--language", "en"]) == 0
     assert "100.00  tokenised lower-case" in capsys.readouterr().out
-
-
-def failing(capsys: Capture, *words: str) -> str:
-    """Run a command that fails after it has printed something; return the line."""
-    assert main(list(words)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_compare(tmp_path: Path, capsys: Capture) -> None:
@@ -514,6 +514,13 @@ def test_ablation_leaves_a_record(
     config["training"]["options"]["corpus"] = "grammar"
     (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    averaged = tmp_path / "copy" / "averaged.safetensors"
+    whole = averaged.read_bytes()
+    averaged.unlink()
+    assert "averaged.safetensors: is not there; train with --average" in fails(
+        capsys, "ablation", tmp_path / "copy"
+    )  # and nothing was printed: no search was made in vain
+    averaged.write_bytes(whole)
     assert main(["ablation", str(tmp_path / "copy"), "--quiet"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(module.SEARCHES)
     records = read_records(tmp_path / "copy", ABLATION)
@@ -535,6 +542,8 @@ def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Cap
     assert main(["average", str(folder)]) == 0
     assert (folder / "averaged.safetensors").read_bytes() == whole
     assert "2 checkpoints were kept, 3 are" in fails(capsys, "average", folder, "--last", "3")
+    shutil.rmtree(folder / "snapshots")
+    assert "kept no checkpoints to average" in fails(capsys, "average", folder)
     (folder / "model.safetensors").unlink()
     text = write(tmp_path / "in", ["Der Hund schläft ."])
     assert "model.safetensors" in fails(capsys, "translate", folder, text)
@@ -622,6 +631,12 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
         "prepared.json",
     }
     assert "--size" in fails(capsys, *train, "--size", "3")
+    assert f"--vocabulary 400: {out} was prepared with 300" in fails(
+        capsys, *train, "--vocabulary", "400"
+    )
+    assert "was prepared with de-en" in fails(capsys, *train, "--pair", "en-de")
+    assert main([*train, "--vocabulary", "300", "--pair", "de-en"]) == 0
+    capsys.readouterr()
     assess = ["evaluate", str(model), "--beam", "1", "--quiet"]
     scores = record["scores"]["val"]
     assert main([*assess, "--prepared", str(out)]) == 0
@@ -639,6 +654,53 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
     capsys.readouterr()
     assert main(train) == 2
     assert "train-00000.safetensors: damaged" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_prepared_test_split_is_scored(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
+    text = load_corpus("grammar", split="test").head(3)
+    test = [write(tmp_path / "t.de", text.source), write(tmp_path / "t.en", text.target)]
+    out, model = str(tmp_path / "p"), str(tmp_path / "m")
+    words = ["prepare", out, *texts, "--test-files", *test, "--vocabulary", "300", "--quiet"]
+    assert main([*words, "--workers", "1"]) == 0
+    sizes = "--preset tiny --layers 1 --updates 2 --warmup 2 --average 0 --quiet".split()
+    assert main(["train", "--prepared", out, *sizes, "--out", model]) == 0
+    record = json.loads((tmp_path / "m" / "record.json").read_text())
+    assert {name: s["sentences"] for name, s in record["scores"].items()} == {"test": 3}
+    capsys.readouterr()
+    assert main(["evaluate", model, "--prepared", out, "--beam", "1", "--quiet"]) == 0
+    assert "prepared test, greedy, 3 sentences" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [("", "prepared"), ("--corpus grammar", "grammar"), ("--corpus multi30k", "multi30k"),
+     ("--corpus wmt14", "prepared"), ("--corpus files", "prepared")],
+)  # fmt: skip
+def test_prepare_learns_the_vocabulary_of_the_recipe(words: str, size: str) -> None:
+    command = parse(["prepare", "p", *words.split()])
+    assert isinstance(command, Prepare)
+    assert command.preparation.vocabulary == RECIPES[size].vocabulary
+
+
+def test_a_known_corpus_is_looked_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    text = load_corpus("grammar", size=300)
+    held = ParallelText(
+        "iwslt2014", "val", text.languages, text.source[:9], text.target[:9], text.origin,
+        text.checksums,
+    )  # fmt: skip
+    drifted = ParallelText(
+        "iwslt2014", "train", text.languages, text.source[:-1], text.target[1:], text.origin,
+        (("a.de", "0"), ("a.en", "0")),
+    )  # fmt: skip
+    texts = {"train": drifted, "val": held}
+    monkeypatch.setattr(module, "load_corpus", lambda name, pair, split, **_: texts[split])
+    options = replace(RECIPES["iwslt2014"], pair="de-en")
+    Train(training=options).texts()
+    said = capsys.readouterr().err
+    assert "line n is translated by line n-1 of a.en" in said
+    assert "9 different source sentences of val stand in the training text too" in said
 
 
 def test_files_are_looked_over(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
