@@ -49,6 +49,17 @@ def test_claim_6_1c_can_fail(old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, "6.1c", old, new)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f'{BEST} - bleu_of(r, "greedy")', f'bleu_of(r, "greedy") - {BEST}'),
+        ("folder = find_records()", "folder = None"),
+    ],
+)
+def test_claim_6_1d_can_fail(old: str, new: str) -> None:
+    assert_claim_can_fail(CHAPTER, "6.1d", old, new)
+
+
 def test_the_cost_is_a_product() -> None:
     for gpu, rate in SUSTAINED.items():
         assert training_cost(2, 3, gpu) == pytest.approx(2 * 86_400 * 3 * rate)
