@@ -15,11 +15,12 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from annotated_transformer.translation.corpora import read_parallel, text_format, without_tags
 from annotated_transformer.translation.downloads import CorpusError, is_page
 
 LONGEST_LINE = 1 << 20  # bytes; a longer one is no sentence, and memory is finite
@@ -76,6 +77,41 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         if file.read(3) != b"\xef\xbb\xbf":
             file.seek(0)
         yield file
+
+
+Side: TypeAlias = tuple[str, Iterable[str]]  # a name for errors and reports, and the lines
+
+
+def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
+    """Open both sides of a parallel text, each in the format that its name tells.
+
+    Args:
+        source: The file in the first language; for its name see ``text_format``.
+        target: The file in the second language.
+
+    Returns:
+        For each side a name and its lines, as ``clean`` takes them. Where lines are not
+        those of the file, the name says so.
+
+    Raises:
+        CorpusError: A file with segments is damaged, or the two do not belong together.
+            What is wrong with a stream is found when it is read.
+
+    Defined in: book/translation/cleaning.md
+    """
+    files = Path(source), Path(target)
+    kinds = [text_format(file) for file in files]
+    if "segments" in kinds:
+        text = read_parallel(*files, drop_blank=False)
+        sides: list[Iterable[str]] = [text.source, text.target]
+    else:
+        sides = [
+            without_tags(stream_lines(file)) if kind == "tags" else stream_lines(file)
+            for file, kind in zip(files, kinds, strict=True)
+        ]
+    counted = {"segments": " (segments alone)", "tags": " (without tags)", "lines": ""}
+    names = [file.name + counted[kind] for file, kind in zip(files, kinds, strict=True)]
+    return (names[0], sides[0]), (names[1], sides[1])
 
 
 @dataclass(frozen=True)
@@ -271,8 +307,8 @@ class DriftCheck:
 
 
 def clean(
-    source: tuple[str, Iterable[str]],
-    target: tuple[str, Iterable[str]],
+    source: Side,
+    target: Side,
     report: Report,
     rules: Rules | None = None,
     seen: Seen | None = None,
@@ -301,7 +337,7 @@ def clean(
         if check and (found := check.add(np.array([[len(a), len(b)] for a, b in block]))):
             text = drift_text(source[0], target[0], *found)
             if drift:
-                raise CorpusError(f"{text}; align the files again, or go on with --allow-drift")
+                raise CorpusError(f"{text}; {ALIGN}")
             report.notes.append(text)
             check = None  # once is enough
         block = [(a.strip(), b.strip()) for a, b in block]
@@ -318,9 +354,7 @@ def clean(
         report.pairs += len(block)
 
 
-def _blocks(
-    source: tuple[str, Iterable[str]], target: tuple[str, Iterable[str]]
-) -> Iterator[list[tuple[str, str]]]:
+def _blocks(source: Side, target: Side) -> Iterator[list[tuple[str, str]]]:
     """Take the lines of both sides together, ten thousand at a time.
 
     Defined in: book/translation/cleaning.md
@@ -338,6 +372,9 @@ def _blocks(
         if not first:
             return
         yield list(zip(first, second, strict=True))
+
+
+ALIGN = "align the files again, or go on with --allow-drift"
 
 
 def drift_text(source: str, target: str, line: int, shift: int) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import html
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,25 @@ class ParallelText:
         dropped, total = len(self.blank), len(self) + len(self.blank)
         first = ", ".join(map(str, self.blank[:5])) + (", ..." if dropped > 5 else "")
         return f"{dropped} of {total} pairs dropped, a side is blank: lines {first}"
+
+
+PAIR = re.compile(r"([A-Za-z]{2,8})-([A-Za-z]{2,8})")
+
+
+def language_codes(pair: str) -> tuple[str, str]:
+    """Split ``de-en`` into the codes of source and target language.
+
+    Raises:
+        CorpusError: It is not two different codes of two to eight letters each.
+
+    Defined in: book/translation/corpora.md
+    """
+    match = PAIR.fullmatch(pair)
+    if match is None or match[1].lower() == match[2].lower():
+        raise CorpusError(
+            f"--pair {pair!r}: give two different languages, each of two to eight letters, as de-en"
+        )
+    return match[1], match[2]
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -168,23 +187,34 @@ def read_segments(path: str | Path) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def read_tagged(path: str | Path) -> list[str]:
-    """Read a training file of IWSLT: the lines that are not about the talk.
-
-    Raises:
-        CorpusError: If the file cannot be read.
+def without_tags(lines: Iterable[str]) -> Iterator[str]:
+    """Go through a training text of IWSLT: the lines that are not about the talk, stripped.
 
     Defined in: book/translation/corpora.md
     """
-    return [line.strip() for line in read_lines(path) if not line.startswith("<")]
+    return (line.strip() for line in lines if not line.startswith("<"))
+
+
+def text_format(path: str | Path) -> str:
+    """Tell from a file's name what it holds: ``segments``, lines with ``tags``, or ``lines``.
+
+    Args:
+        path: ``*.xml`` and ``*.sgm`` have segments, ``train.tags.*`` lines with and without
+            tags, all others a sentence on each line. Each may be gzipped.
+
+    Defined in: book/translation/corpora.md
+    """
+    name = Path(path).name.removesuffix(".gz")
+    if name.endswith((".xml", ".sgm")):
+        return "segments"
+    return "tags" if name.startswith("train.tags.") else "lines"
 
 
 def read_side(path: str | Path) -> tuple[list[str], list[str]]:
     """Read one side of a parallel text, in the format that its name tells.
 
     Args:
-        path: ``*.xml`` and ``*.sgm`` have segments, ``train.tags.*`` lines with and without
-            tags, all others a sentence on each line. Each may be gzipped.
+        path: The file; for its name see ``text_format``.
 
     Returns:
         The sentences, and the names of the segments where there are any.
@@ -194,11 +224,12 @@ def read_side(path: str | Path) -> tuple[list[str], list[str]]:
 
     Defined in: book/translation/corpora.md
     """
-    name = Path(path).name.removesuffix(".gz")
-    if name.endswith((".xml", ".sgm")):
+    kind = text_format(path)
+    if kind == "segments":
         segments = read_segments(path)
         return [text for _, text in segments], [key for key, _ in segments]
-    return (read_tagged(path) if name.startswith("train.tags.") else read_lines(path)), []
+    lines = read_lines(path)
+    return (list(without_tags(lines)) if kind == "tags" else lines), []
 
 
 def read_parallel(

@@ -19,7 +19,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -37,6 +37,7 @@ from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.translation.checkpoints import remove_leftovers, write_atomically
 from annotated_transformer.translation.cleaning import (
+    ALIGN,
     DriftCheck,
     Report,
     Rules,
@@ -45,8 +46,13 @@ from annotated_transformer.translation.cleaning import (
     drift_text,
     fingerprints,
     stream_lines,
+    stream_sides,
 )
-from annotated_transformer.translation.corpora import ParallelText, read_parallel
+from annotated_transformer.translation.corpora import (
+    ParallelText,
+    language_codes,
+    read_parallel,
+)
 from annotated_transformer.translation.downloads import CorpusError, sha256_of
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
@@ -344,6 +350,9 @@ def _tokenizer(path: Path, _: int) -> Tokenizer:
 def encode_piece(piece: Path, shard: Path, tokenizer: Path, max_len: int) -> None:
     """Encode a piece of text into a shard, without the pairs of more than ``max_len`` tokens.
 
+    The shard's header says how many these are, ``long``, and which is the first of them,
+    ``first_long``, from 1 within the piece; 0 if there is none.
+
     Args:
         piece: The text.
         shard: The file to write.
@@ -353,15 +362,15 @@ def encode_piece(piece: Path, shard: Path, tokenizer: Path, max_len: int) -> Non
     Defined in: book/translation/shards.md
     """
     shared = _tokenizer(tokenizer, tokenizer.stat().st_mtime_ns)
-    pairs, long = [], 0
-    for source, target in read_piece(piece):
+    pairs, long = [], []
+    for number, (source, target) in enumerate(read_piece(piece), 1):
         pair = shared.encode(source), shared.encode(target)
         if max(map(len, pair)) < max_len:  # the end symbol needs a place
             first, second = (np.array(side, dtype=np.uint32) for side in pair)
             pairs.append((first, second))  # a list would take eight times the memory
         else:
-            long += 1
-    write_shard(shard, pairs, len(shared), long=long)
+            long.append(number)
+    write_shard(shard, pairs, len(shared), long=len(long), first_long=min(long, default=0))
 
 
 def _start_worker(parent: int) -> None:
@@ -412,7 +421,7 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-FORMAT = 1
+FORMAT = 2
 SAMPLE = 500_000  # pairs that the vocabulary is learned from, at most
 
 
@@ -428,7 +437,7 @@ class Preparation:
     vocabulary: int = 37_000
     """Number of sub-words, shared by both languages."""
     max_len: int = 256
-    """Most tokens of a sentence, special ones included; longer ones are dropped and counted."""
+    """Most tokens of a sentence, special ones included; longer ones are not in the shards."""
     max_words: int = 200
     """Most words of a training sentence."""
     max_ratio: float = 4.0
@@ -441,8 +450,7 @@ class Preparation:
     @property
     def languages(self) -> tuple[str, str]:
         """Source and target language, one by one."""
-        first, _, second = self.pair.partition("-")
-        return first, second
+        return language_codes(self.pair)
 
     @property
     def rules(self) -> Rules:
@@ -451,6 +459,32 @@ class Preparation:
 
 
 Files = Mapping[str, Sequence[tuple[Path, Path]]]  # by split: source and target, one or more
+
+
+def check_preparation(folder: str | Path, options: Preparation) -> None:
+    """Check what can be known before the first file is read.
+
+    Raises:
+        CorpusError: The languages, the vocabulary or ``max_len`` cannot be meant, or the
+            folder cannot be one.
+
+    Defined in: book/translation/shards.md
+    """
+    language_codes(options.pair)
+    if options.vocabulary < (smallest := len(BPETokenizer([]))):
+        raise CorpusError(
+            f"--vocabulary {options.vocabulary}: must be at least {smallest}, "
+            "the bytes and the special tokens"
+        )
+    if options.max_len < 2:
+        raise CorpusError(
+            f"--max-len {options.max_len}: must be at least 2, a token and the end of the sentence"
+        )
+    for place in (Path(folder), *Path(folder).parents):
+        if place.exists():
+            if not place.is_dir():
+                raise CorpusError(f"{place}: is a file, not a folder; choose another folder")
+            return
 
 
 def prepare(
@@ -477,11 +511,12 @@ def prepare(
         The prepared corpus. Where the folder holds it already, nothing is done.
 
     Raises:
-        CorpusError: A file cannot be used, or the folder holds something else.
+        CorpusError: An option or a file cannot be used, or the folder holds something else.
 
     Defined in: book/translation/shards.md
     """
     folder = Path(folder)
+    check_preparation(folder, options)
     plan = _plan(files, options)
     with _alone(folder):
         return _prepare(folder, files, options, plan, workers, progress, say)
@@ -512,7 +547,10 @@ def _prepare(
             pieces = sorted((folder / "text").glob("train-*.txt"))
             pool.submit(_learn, folder, pieces, counts, options.vocabulary).result()
         _encode_all(folder, options, pool, progress, say)
-    summary = {"plan": plan, "reports": reports, "shards": _summary(folder)}
+    shards = _summary(folder)
+    _report_long(reports, shards, options, say)
+    digest = sha256_of(folder / "tokenizer.json")
+    summary = {"plan": plan, "reports": reports, "tokenizer": digest, "shards": shards}
     write_atomically(folder / "prepared.json", _json(summary))
     shutil.rmtree(folder / "text", ignore_errors=True)
     return Prepared(folder)
@@ -534,7 +572,12 @@ def _alone(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CorpusError(
+            f"{folder}: the folder cannot be made: {error.strerror or error}; choose another folder"
+        ) from None
     held = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -609,29 +652,33 @@ def _clean_all(
         return dict(json.loads(done.read_bytes()))
     shutil.rmtree(folder / "text", ignore_errors=True)
     held: dict[str, ParallelText] = {}
+    reports: dict[str, Report] = {}
     for split in files:
         if split != "train":
-            held[split] = _held_out(folder, split, files[split], options)
+            held[split], reports[split] = _held_out(folder, split, files[split], options)
             write_pieces(held[split], folder / "text", split)
-    report = Report()
+    report = reports["train"] = Report()
     overlap = Overlap(held)
     pairs = _training_pairs(files["train"], options, report)
     with tqdm(desc="cleaning", unit=" pairs", unit_scale=True, disable=not progress) as bar:
         write_pieces(overlap.watch(_counted(pairs, bar)), folder / "text", "train")
     if not report.kept:
         raise CorpusError(f"{files['train'][0][0]}: no pair is left after cleaning")
-    report.notes += overlap.notes()
+    for split, note in overlap.notes():
+        reports[split].notes.append(note)
     for line in report.lines():
         say(line)
-    reports: dict[str, Any] = {split: {"kept": len(text)} for split, text in held.items()}
-    reports["train"] = {"kept": report.kept, **asdict(report)}
-    write_atomically(done, _json(reports))
-    return reports
+    for split in held:
+        for note in reports[split].notes:
+            say(f"{split}: {note}")
+    found = {split: {"kept": report.kept, **asdict(report)} for split, report in reports.items()}
+    write_atomically(done, _json(found))
+    return found
 
 
 def _held_out(
     folder: Path, split: str, files: Sequence[tuple[Path, Path]], options: Preparation
-) -> ParallelText:
+) -> tuple[ParallelText, Report]:
     """Copy the text of a split that is for evaluation; every line counts there.
 
     Defined in: book/translation/shards.md
@@ -642,7 +689,27 @@ def _held_out(
     for language, side in zip(options.languages, (text.source, text.target), strict=True):
         data = "".join(f"{line}\n" for line in side).encode()
         write_atomically(folder / f"{split}.{language}", data)
-    return text
+    report = Report(len(text))
+    if drift := _drift(text):
+        if not options.allow_drift:
+            raise CorpusError(f"{drift}; {ALIGN}")
+        report.notes.append(drift)
+    return text, report
+
+
+def _drift(text: ParallelText) -> str:
+    """Say where the sides of a text drift against each other; empty if they fit.
+
+    Defined in: book/translation/shards.md
+    """
+    lengths = [[len(source), len(target)] for source, target in text]
+    found = DriftCheck().add(np.array(lengths, dtype=np.int64).reshape(-1, 2))
+    if found is None:
+        return ""
+    line, shift = found
+    for blank in text.blank:  # lines that were dropped before
+        line += blank <= line
+    return drift_text(text.checksums[0][0], text.checksums[1][0], line, shift)
 
 
 def _training_pairs(
@@ -650,7 +717,7 @@ def _training_pairs(
 ) -> Iterator[tuple[str, str]]:
     seen = Seen()
     for paths in files:
-        source, target = ((path.name, stream_lines(path)) for path in paths)
+        source, target = stream_sides(*paths)
         yield from clean(source, target, report, options.rules, seen, drift=not options.allow_drift)
 
 
@@ -661,36 +728,79 @@ def _counted(pairs: Iterable[tuple[str, str]], bar: tqdm[Any]) -> Iterator[tuple
 
 
 class Overlap:
-    """Finds source sentences that the training text shares with texts for evaluation.
+    """Finds sentences that two splits share, in either language.
+
+    What it keeps grows with the texts for evaluation, not with the training text.
+
+    Args:
+        held: The texts for evaluation, by split. Their blank lines are not compared.
 
     Defined in: book/translation/shards.md
     """
 
     def __init__(self, held: Mapping[str, ParallelText]) -> None:
-        self.lines: dict[str, dict[int, int]] = {}  # by split: fingerprint, line
-        for split, text in held.items():
-            marks = fingerprints((line.strip(), "") for line in text.source).tolist()
-            self.lines[split] = dict(zip(reversed(marks), range(len(marks), 0, -1), strict=True))
-        self.met: dict[str, set[int]] = {split: set() for split in held}
+        self.lines = {  # by split and side: fingerprint, its first line
+            split: tuple(_first_lines(side) for side in (text.source, text.target))
+            for split, text in held.items()
+        }
+        self.met: dict[str, tuple[set[int], set[int]]] = {split: (set(), set()) for split in held}
 
     def watch(self, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-        """Hand pairs on, noting those that are in a text for evaluation."""
+        """Hand the pairs of the training text on, noting sentences that are held out."""
         pairs = iter(pairs)
         while block := list(itertools.islice(pairs, 10_000)):
-            marks = set(fingerprints((source, "") for source, _ in block).tolist())
-            for split, known in self.lines.items():
-                self.met[split] |= marks & known.keys()
+            for side in (0, 1) if self.lines else ():
+                marks = set(_marks(pair[side] for pair in block))
+                for split, known in self.lines.items():
+                    self.met[split][side].update(marks & known[side].keys())
             yield from block
 
-    def notes(self) -> Iterator[str]:
-        """Say for each split how many of its sentences were met, and the first of them."""
-        for split, met in self.met.items():
-            if met:
-                first = min(self.lines[split][mark] for mark in met)
-                yield (
-                    f"{len(met)} different source sentences of {split} stand in the training text "
-                    f"too, the first in its line {first}"
-                )
+    def notes(self) -> Iterator[tuple[str, str]]:
+        """Go through the pairs of splits that share sentences.
+
+        Yields:
+            The split that a note is to stand with, and how many sentences of which split
+            stand in the other, and the first of them.
+        """
+        for split in self.lines:
+            if any(self.met[split]):
+                yield "train", self._note(split, "the training text", self.met[split])
+        for one, two in itertools.combinations(self.lines, 2):
+            sides = zip(self.lines[one], self.lines[two], strict=True)
+            shared = [first.keys() & second.keys() for first, second in sides]
+            if any(shared):
+                yield two, self._note(two, one, shared)
+
+    def _note(self, split: str, other: str, shared: Sequence[Set[int]]) -> str:
+        parts = [
+            f"{len(marks)} different {name} sentences of {split} stand in {other} too, "
+            f"the first in its line {min(known[mark] for mark in marks)}"
+            for name, marks, known in zip(
+                ("source", "target"), shared, self.lines[split], strict=True
+            )
+            if marks
+        ]
+        return "; ".join(parts)
+
+
+def _marks(lines: Iterable[str]) -> list[int]:
+    """Return the fingerprints of lines, without the blanks at their ends.
+
+    Defined in: book/translation/shards.md
+    """
+    return [int(mark) for mark in fingerprints((line.strip(), "") for line in lines)]
+
+
+def _first_lines(lines: Sequence[str]) -> dict[int, int]:
+    """Return the fingerprints of all lines that are not blank, each with its first line.
+
+    Defined in: book/translation/shards.md
+    """
+    found: dict[int, int] = {}
+    for number, (line, mark) in enumerate(zip(lines, _marks(lines), strict=True), 1):
+        if line.strip():
+            found.setdefault(mark, number)
+    return found
 
 
 def remarks(train: ParallelText, held: Mapping[str, ParallelText]) -> Iterator[str]:
@@ -698,16 +808,11 @@ def remarks(train: ParallelText, held: Mapping[str, ParallelText]) -> Iterator[s
 
     Defined in: book/translation/shards.md
     """
-    lengths = [[len(source), len(target)] for source, target in train]
-    if found := DriftCheck().add(np.array(lengths).reshape(-1, 2)):
-        line, shift = found
-        for blank in train.blank:  # lines that were dropped before
-            line += blank <= line
-        yield drift_text(train.checksums[0][0], train.checksums[1][0], line, shift)
+    yield from filter(None, map(_drift, (train, *held.values())))
     overlap = Overlap(held)
     for _ in overlap.watch(train):
         pass
-    yield from overlap.notes()
+    yield from (note for _, note in overlap.notes())
 
 
 def _learn(folder: Path, pieces: Sequence[Path], counts: Sequence[int], size: int) -> None:
@@ -758,12 +863,53 @@ def _summary(folder: Path) -> dict[str, Any]:
     }
 
 
+def _report_long(
+    reports: dict[str, Any],
+    shards: Mapping[str, Mapping[str, Any]],
+    options: Preparation,
+    say: Callable[[str], None],
+) -> None:
+    """Say what the shards leave out for its length, and enter it into the reports.
+
+    Raises:
+        CorpusError: Nothing is left of a split.
+
+    Defined in: book/translation/shards.md
+    """
+    reason = f"more than {options.max_len} tokens"
+    for split, report in reports.items():
+        headers = [shards[name] for name in _shards_of(split, shards)]
+        if not (long := sum(header["long"] for header in headers)):
+            continue
+        total, left = report["kept"], report["kept"] - long
+        if not left:
+            raise CorpusError(
+                f"{split}: no pair is left, all {total} have {reason}; raise --max-len"
+            )
+        first = next(n * SHARD + h["first_long"] for n, h in enumerate(headers) if h["long"])
+        report["kept"], report["dropped"][reason] = left, long
+        report["first"][reason] = f"{split}, pair {first} of {total}"
+        text = f"{split}: {long} of {total} pairs left out, {reason} (--max-len), "
+        text += f"first pair {first}"
+        if split != "train":
+            text = f"warning: {text}; the loss is measured on the other {left} alone"
+        say(text)
+
+
+def _shards_of(split: str, names: Iterable[str]) -> list[str]:
+    """Return the names of a split's shards, in order.
+
+    Defined in: book/translation/shards.md
+    """
+    return [name for name in names if name.rpartition("-")[0] == split]
+
+
 class Prepared:
     """A corpus as :func:`prepare` left it.
 
     Attributes:
         tokenizer: Of both languages.
-        reports: What became of the pairs of each split.
+        reports: What became of the pairs of each split: what a ``Report`` holds, and ``kept``.
         checksums: File names with the SHA-256 of their bytes, as ``ParallelText`` has them: the
             files of the training text, and the description of the folder.
 
@@ -779,8 +925,11 @@ class Prepared:
             raw = (self.folder / "prepared.json").read_bytes()
             data = json.loads(raw)
             plan = data["plan"]
-            if plan["format"] != FORMAT:
-                raise ValueError(f"its format {plan['format']!r} is unknown to this version")
+            if (found := plan["format"]) != FORMAT:
+                raise CorpusError(
+                    f"{self.folder}: prepared in format {found!r}, this version reads format "
+                    f"{FORMAT}; delete the folder and prepare the corpus again"
+                )
             self.options = Preparation(**plan["options"])
             self.reports: dict[str, Any] = data["reports"]
             self.shards: dict[str, dict[str, Any]] = data["shards"]
@@ -789,7 +938,9 @@ class Prepared:
                 *((entry["file"], entry["sha256"]) for entry in files),
                 ("prepared.json", hashlib.sha256(raw).hexdigest()),
             )
-            self.tokenizer = load_tokenizer(self.folder / "tokenizer.json")
+            self.tokenizer = _own_tokenizer(self.folder / "tokenizer.json", data["tokenizer"])
+        except CorpusError:
+            raise
         except FileNotFoundError:
             raise CorpusError(
                 f"{self.folder}: not prepared, or not to the end; run the command prepare"
@@ -806,7 +957,7 @@ class Prepared:
 
     def text(self, split: str = "train", *, check: bool = False) -> ShardedText:
         """Return the token numbers of a split; ``check`` compares all checksums."""
-        names = [name for name in self.shards if name.rpartition("-")[0] == split]
+        names = _shards_of(split, self.shards)
         if not names:
             raise CorpusError(f"{self.folder}: has no split {split!r}")
         paths = [self.folder / "shards" / f"{name}.safetensors" for name in names]
@@ -823,3 +974,26 @@ class Prepared:
             first, second, languages=self.languages, name="prepared", split=split, drop_blank=False
         )
         return text
+
+
+def _own_tokenizer(path: Path, sha256: str) -> Tokenizer:
+    """Load a tokenizer, if it is the one that the corpus was encoded with.
+
+    Raises:
+        CorpusError: It is missing, or another.
+
+    Defined in: book/translation/shards.md
+    """
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise CorpusError(
+            f"{path}: cannot be read: {error.strerror or error}; "
+            "delete the folder and prepare the corpus again"
+        ) from None
+    if found != sha256:
+        raise CorpusError(
+            f"{path}: is damaged, or not the tokenizer that the corpus was encoded with; put that "
+            "one back, or delete the folder and prepare the corpus again"
+        )
+    return load_tokenizer(path)

@@ -4,6 +4,7 @@ import codecs
 import gzip
 import itertools
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from annotated_transformer.translation.cleaning import (
     clean,
     fingerprints,
     stream_lines,
+    stream_sides,
 )
-from annotated_transformer.translation.corpora import read_lines
+from annotated_transformer.translation.corpora import read_lines, read_parallel
 from annotated_transformer.translation.downloads import DATA_VARIABLE, CorpusError
 from annotated_transformer.translation.grammar import grammar_pairs
 
@@ -92,6 +94,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for cut in (-1, -9, 12):
         path.write_bytes(gzip.compress(os.urandom(900) + b"\n")[:cut])
         assert "damaged gzip" in message(lambda: list(stream_lines(path)))
+
+
+def test_sides_are_opened_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "a.de").write_text("<b> is text here\n a\n")
+    (tmp_path / "train.tags.de-en.en").write_text("<title>t\n b \n<url>\nc\n")
+    (one, first), (two, second) = stream_sides(tmp_path / "a.de", tmp_path / "train.tags.de-en.en")
+    assert (one, two) == ("a.de", "train.tags.de-en.en (without tags)")
+    assert list(first) == ["<b> is text here", " a"]
+    assert list(second) == ["b", "c"]
+    (tmp_path / "x.sgm").write_text("<doc docid=1><seg id=1>d</seg>\n<seg id=2></seg></doc>")
+    (one, first), (two, second) = stream_sides(tmp_path / "x.sgm", tmp_path / "a.de")
+    assert (one, two) == ("x.sgm (segments alone)", "a.de")
+    assert (list(first), list(second)) == (["d", ""], ["<b> is text here", " a"])
+    (tmp_path / "x.sgm").write_text("<doc docid=1><seg id=1>d")
+    assert "segment without" in message(lambda: stream_sides(tmp_path / "x.sgm", tmp_path / "a.de"))
 
 
 # ---------------------------------------------------------------------------- rules
@@ -272,6 +289,23 @@ def test_drift_is_an_error_or_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(kept) > 900
     assert len(report.notes) == 1
     assert "n-1 of t" in report.notes[0]
+
+
+@pytest.mark.skipif(not DATA, reason="no real corpora at hand")
+def test_real_texts_for_evaluation_raise_no_alarm() -> None:
+    folder = Path(str(DATA))
+    sources = [
+        *folder.glob("wmt/news*.de.gz"),
+        *folder.glob("multi30k/*.de.gz"),
+        *folder.glob("iwslt/iwslt16-xml/IWSLT16.TED.*.de.xml.gz"),
+        folder / "iwslt" / "iwslt14-tok" / "valid.de.gz",
+    ]
+    assert len(sources) > 4
+    for source in sources:
+        target = re.sub(r"\.de((?:\.xml)?\.gz)$", r".en\1", source.name)
+        text = read_parallel(source, source.with_name(target), drop_blank=False)
+        lengths = np.array([[len(a), len(b)] for a, b in text])
+        assert check_in_blocks(lengths, len(lengths)) is None, source.name
 
 
 @pytest.mark.skipif(not DATA, reason="no real corpora at hand")

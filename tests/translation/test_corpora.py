@@ -23,6 +23,7 @@ from annotated_transformer.translation import corpora
 from annotated_transformer.translation.corpora import (
     CORPORA,
     MULTI30K,
+    language_codes,
     load_corpus,
     read_lines,
     read_parallel,
@@ -165,6 +166,34 @@ def test_many_blank_lines_are_not_all_listed(tmp_path: Path) -> None:
     assert report.endswith("lines 2, 3, 4, 5, 6, ...")
 
 
+@settings(deadline=None)
+@given(*[st.from_regex(r"[A-Za-z]{2,8}", fullmatch=True)] * 2)
+def test_two_codes_of_letters_are_a_pair(source: str, target: str) -> None:
+    if source.lower() == target.lower():
+        assert "two different languages" in message(lambda: language_codes(f"{source}-{target}"))
+    else:
+        assert language_codes(f"{source}-{target}") == (source, target)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    ["", "-", "de", "de-", "-en", "de-de", "de-DE", "de-en-fr", "de_en", "de-en\n", "d-en",
+     "de-/../../../escaped", "../de-en", "de-e/n", "de-..", "de-en\0", "de-\u0435n",
+     "de-" + "e" * 9],
+)  # fmt: skip
+def test_what_is_no_pair(pair: str) -> None:
+    text = message(lambda: language_codes(pair))
+    assert repr(pair) in text
+    assert "as de-en" in text
+
+
+@settings(deadline=None)
+@given(st.text(), st.sampled_from(["/", "\\", ".", "\0", " ", ":", "\n", "\u2044"]), st.text())
+def test_a_path_is_no_language(before: str, sign: str, after: str) -> None:
+    for pair in (f"de-{before}{sign}{after}", f"{before}{sign}{after}-de"):
+        assert "two different languages" in message(lambda pair=pair: language_codes(pair))
+
+
 def segments(*rows: tuple[str, str], doc: str = "7") -> str:
     """Return a test set of one document."""
     inside = "".join(f'<seg id="{n}"> {text} </seg>\n' for n, text in rows)
@@ -259,6 +288,46 @@ def test_the_real_test_sets_of_iwslt() -> None:
         text = read_parallel(*paths, drop_blank=False)
         assert len(text) == count
         assert not any("<" in line or "&amp;" in line for line in text.source + text.target)
+
+
+REAL = sorted(
+    path
+    for folder in ("multi30k", "iwslt", "wmt")
+    for path in (MIRROR / folder).rglob("*.de*.gz")
+    if re.search(r"\.de(\.xml|\.sgm)?\.gz$", path.name)
+)
+
+
+def real_counts() -> dict[str, int]:
+    """Return the files of the mirror's table with their lines or segments; none without it."""
+    try:
+        table = (MIRROR / "README.md").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    row = r"^\| `((?:multi30k|iwslt|wmt)/[^`]+\.gz)` \| \w+ \| (\d+)(?: seg)? \|"
+    return {name: int(count) for name, count in re.findall(row, table, re.MULTILINE)}
+
+
+COUNTS = real_counts()
+
+
+@pytest.mark.skipif(not REAL, reason="no mirror of the corpora")
+@pytest.mark.parametrize("source", REAL, ids=lambda path: path.relative_to(MIRROR).as_posix())
+def test_real_files_are_read_whole(source: Path) -> None:
+    target = source.with_name(re.sub(r"\.de((?:\.xml|\.sgm)?\.gz)$", r".en\1", source.name))
+    text = read_parallel(source, target, drop_blank=False)
+    assert all(line.strip() for side in (text.source, text.target) for line in side)
+    for path in (source, target):
+        assert len(text) == COUNTS.get(path.relative_to(MIRROR).as_posix(), len(text))
+    if source.name.endswith(".xml.gz"):
+        assert not any("<" in line or "&amp;" in line for line in text.source + text.target)
+
+
+@pytest.mark.skipif(not COUNTS, reason="no mirror of the corpora, or none with a table")
+def test_no_real_file_is_left_out() -> None:
+    read = {path.relative_to(MIRROR).as_posix() for path in REAL}
+    assert read == {name for name in COUNTS if re.search(r"\.de(\.xml)?\.gz$", name)}
+    assert 2 * len(read) == len(COUNTS)
 
 
 def test_files_are_named_with_their_checksums(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Tests of the shards, of batches from them, and of preparing a corpus."""
 
+import gzip
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import numpy as np
 import pytest
@@ -19,9 +22,10 @@ from hypothesis import strategies as st
 
 from annotated_transformer.training.batches import make_batch, token_batches
 from annotated_transformer.translation import shards
-from annotated_transformer.translation.corpora import load_corpus
+from annotated_transformer.translation.corpora import load_corpus, read_parallel
 from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.shards import (
+    Overlap,
     Preparation,
     Prepared,
     Shard,
@@ -233,6 +237,7 @@ def test_long_pairs_are_dropped_and_counted(tmp_path: Path) -> None:
         for a, b in (("ab", "c"), ("abc", "abc"), ("", "ok"))
     ]
     assert Shard(out).data["long"] == 1
+    assert Shard(out).data["first_long"] == 2
     assert max(len(side) for pair in plain(Shard(out)) for side in pair) == 4
 
 
@@ -301,7 +306,7 @@ def test_a_prepared_corpus_holds_the_corpus(tmp_path: Path, files: Any) -> None:
 
 
 def test_the_vocabulary_is_learned_from_the_training_text(tmp_path: Path, files: Any) -> None:
-    write(tmp_path, "val", [("Xylophon " * 40, "xylophone " * 40)])
+    write(tmp_path, "val", [("Xylophon " * 20, "xylophone " * 20)])
     run(tmp_path / "out", files)
     lines = [line for pair in CORPUS for line in pair]
     expected = BPETokenizer.train(lines, OPTIONS.vocabulary)
@@ -492,11 +497,133 @@ def test_sentences_of_the_test_in_the_training_text_are_reported(
     assert len(Prepared(tmp_path / "out").text()) == len(CORPUS)
 
 
+lines_of_few = st.sampled_from(["a", "a ", "b", "c", "d", "", " "])
+small_text = st.lists(st.tuples(lines_of_few, lines_of_few), max_size=5)
+
+
+@settings(deadline=None)
+@given(st.fixed_dictionaries({"train": small_text, "val": small_text, "test": small_text}))
+def test_every_two_splits_are_compared_in_both_languages(
+    splits: dict[str, list[tuple[str, str]]],
+) -> None:
+    def lines(split: str, side: int) -> list[str]:
+        return [pair[side].strip() for pair in splits[split]]
+
+    expected = []
+    for split, other in (("val", "train"), ("test", "train"), ("test", "val")):
+        parts = []
+        for side, name in enumerate(("source", "target")):
+            own = lines(split, side)
+            if shared := {line for line in own if line} & set(lines(other, side)):
+                place = "the training text" if other == "train" else other
+                parts.append(
+                    f"{len(shared)} different {name} sentences of {split} stand in {place} too, "
+                    f"the first in its line {min(map(own.index, shared)) + 1}"
+                )
+        if parts:
+            expected.append(("train" if other == "train" else split, "; ".join(parts)))
+    held = {
+        split: replace(
+            VALID,
+            source=tuple(a for a, _ in splits[split]),
+            target=tuple(b for _, b in splits[split]),
+        )
+        for split in ("val", "test")
+    }
+    overlap = Overlap(held)
+    assert list(overlap.watch(splits["train"])) == splits["train"]
+    assert list(overlap.notes()) == expected
+
+
+def test_of_the_training_text_nothing_is_kept() -> None:
+    overlap = Overlap({"val": VALID})
+    before = len(pickle.dumps(overlap.__dict__))
+    new = ((f"neu {n}", f"new {n}") for n in range(25_000))
+    assert sum(1 for _ in overlap.watch(new)) == 25_000
+    assert len(pickle.dumps(overlap.__dict__)) == before
+
+
+def test_what_two_texts_for_evaluation_share_is_reported(tmp_path: Path, files: Any) -> None:
+    both = ("beides", "both")
+    write(tmp_path, "val", [*VALID, both])
+    files["test"] = [write(tmp_path, "test", [("neu", "new"), both])]
+    said = run(tmp_path / "out", files)
+    note = "1 different source sentences of test stand in val too, the first in its line 2; "
+    note += note.replace("source", "target")[:-2]
+    assert f"test: {note}" in said
+    reports = Prepared(tmp_path / "out").reports
+    assert {split: report["notes"] for split, report in reports.items()} == {
+        "train": [], "val": [], "test": [note],
+    }  # fmt: skip
+
+
+def test_a_text_for_evaluation_that_drifts(tmp_path: Path, files: Any) -> None:
+    text = load_corpus("grammar", split="val", size=400)
+    pairs = list(zip(text.source[:-1], text.target[:200] + text.target[201:], strict=True))
+    write(tmp_path, "val", pairs)
+    said = message(lambda: run(tmp_path / "out", files))
+    assert said.startswith("val.de, line ")
+    assert abs(int(said.split("line ")[1].split(":")[0]) - 201) <= 12
+    assert "by line n-1 of val.en" in said
+    assert said.endswith("go on with --allow-drift")
+    options = replace(OPTIONS, allow_drift=True)
+    (noted,) = (line for line in run(tmp_path / "out", files, options) if "line n-1" in line)
+    found = Prepared(tmp_path / "out")
+    assert noted == f"val: {found.reports['val']['notes'][0]}"
+    assert list(found.lines("val")) == pairs
+
+
 def test_evaluation_keeps_every_line(tmp_path: Path, files: Any) -> None:
     pairs = [("", "blank"), ("a", "A"), ("a", "A")]
     write(tmp_path, "val", pairs)
     run(tmp_path / "out", files)
     assert list(Prepared(tmp_path / "out").lines("val")) == pairs
+
+
+def test_what_is_too_long_for_the_shards_is_said(tmp_path: Path, files: Any) -> None:
+    long = ("Wort " * 70, "word " * 70)  # at least a token for each word
+    train, val = list(CORPUS), list(VALID)
+    train[100], train[110], val[4] = long, ("Wort " * 69, "word " * 69), long
+    write(tmp_path, "train", train)
+    write(tmp_path, "val", val)
+    said = run(tmp_path / "out", files, Preparation(vocabulary=400, max_len=60))
+    found = Prepared(tmp_path / "out")
+    sides = {"train": train, "val": val}
+    places = {
+        split: [
+            n
+            for n, pair in enumerate(pairs, 1)
+            if max(len(found.tokenizer.encode(side.strip())) for side in pair) + 1 > 60
+        ]
+        for split, pairs in sides.items()
+    }
+    assert places == {"train": [101, 111], "val": [5]}
+    why = "pairs left out, more than 60 tokens (--max-len), first pair"
+    assert said[-2:] == [
+        f"warning: val: 1 of 12 {why} 5; the loss is measured on the other 11 alone",
+        f"train: 2 of 300 {why} 101",
+    ]
+    for split, lost in places.items():
+        report = found.reports[split]
+        assert report["kept"] == len(found.text(split)) == len(sides[split]) - len(lost)
+        assert report["dropped"] == {"more than 60 tokens": len(lost)}
+        assert report["first"]["more than 60 tokens"].startswith(f"{split}, pair {lost[0]} ")
+    assert len(found.lines("val")) == len(val)  # what is scored keeps every line
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_without_pairs_is_named_with_the_option(
+    tmp_path: Path, files: Any, split: str
+) -> None:
+    short = Preparation(vocabulary=400, max_len=30)
+    write(tmp_path, "train", [*CORPUS, *((f"a {n}", f"b {n}") for n in range(300))])
+    write(tmp_path, "val", [("a", "b")])
+    write(tmp_path, split, [(f"Wort {n} " * 15, f"word {n} " * 15) for n in range(300)])
+    text = message(lambda: run(tmp_path / "out", files, short))
+    assert text == f"{split}: no pair is left, all 300 have more than 30 tokens; raise --max-len"
+    said = run(tmp_path / "out", files, replace(short, max_len=256))
+    assert "begins again, with other options" in said[0]
+    assert len(Prepared(tmp_path / "out").text(split)) == 300
 
 
 def test_what_cannot_be_prepared(tmp_path: Path, files: Any) -> None:
@@ -521,6 +648,109 @@ def test_what_cannot_be_prepared(tmp_path: Path, files: Any) -> None:
     )
 
 
+pieces_of_paths = st.lists(st.sampled_from(["..", "/", "a", "en", ".", "-", "\\"]), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces_of_paths.map("".join).filter(lambda code: not code.isalpha()))
+def test_no_pair_of_languages_leads_out_of_the_folder(
+    tmp_path_factory: pytest.TempPathFactory, code: str
+) -> None:
+    folder = tmp_path_factory.mktemp("pairs") / "a" / "b"
+    folder.mkdir(parents=True)
+    files = {split: [write(folder, split, [("x", "y")] * 3)] for split in ("train", "val")}
+    before = contents(folder.parent.parent)
+
+    options = Preparation(pair=f"de-{code}", vocabulary=260)
+    assert "--pair" in message(lambda: run(folder / "out", files, options))
+    assert contents(folder.parent.parent) == before
+
+
+def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    nowhere = {"train": [(tmp_path / "none", tmp_path / "none")]}  # reading would be an error
+    smallest = len(BPETokenizer([]))
+    for options, words in (
+        (Preparation(pair="de-de"), "--pair 'de-de'"),
+        (Preparation(vocabulary=10), f"--vocabulary 10: must be at least {smallest}"),
+        (Preparation(vocabulary=smallest - 1), "--vocabulary"),
+        (Preparation(max_len=1), "--max-len 1"),
+    ):
+        assert words in message(lambda options=options: run(tmp_path / "out", nowhere, options))
+    assert list(tmp_path.iterdir()) == []
+    assert "--pair" in message(lambda: Preparation(pair="de-/../x").languages)
+    least = Preparation(vocabulary=smallest, max_len=2)
+    assert "no such file" in message(lambda: run(tmp_path / "out", nowhere, least))
+
+
+@pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
+def test_a_file_is_no_folder(tmp_path: Path, files: Any, below: str) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    text = message(lambda: run(taken / below, files))
+    assert text == f"{taken}: is a file, not a folder; choose another folder"
+    assert taken.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, files: Any) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at all")
+    assert "cannot be made" in message(lambda: run(tmp_path / "link", files))
+
+
+def tagged(folder: Path, count: int) -> tuple[Path, Path]:
+    """Write a training text as IWSLT has it, and return its two files."""
+    paths = folder / "train.tags.de-en.de", folder / "train.tags.de-en.en"
+    for side, path in enumerate(paths):
+        rows = [f"<url>u</url>\n<title>talk {side}</title>\n"]
+        rows += [f" {pair[side]} \n<speaker>s\n" for pair in list(CORPUS)[:count]]
+        path.write_text("".join(rows), encoding="utf-8")
+    return paths
+
+
+def numbered(folder: Path, ending: str, count: int, first: int = 1) -> tuple[Path, Path]:
+    """Write a text in segments, and return its two files."""
+    paths = folder / f"set.de.{ending}", folder / f"set.en.{ending}"
+    for side, path in enumerate(paths):
+        rows = [
+            f'<seg id="{first * side + n}"> {escape(pair[side])} </seg>\n'
+            for n, pair in enumerate(list(CORPUS)[:count])
+        ]
+        path.write_text(f'<doc docid="1">\n<title>t</title>\n{"".join(rows)}</doc>\n')
+    return paths
+
+
+@pytest.mark.parametrize("form", ["tags", "xml", "sgm"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_both_commands_read_a_file_alike(
+    tmp_path: Path, files: Any, form: str, packed: bool
+) -> None:
+    paths = tagged(tmp_path, 200) if form == "tags" else numbered(tmp_path, form, 200, first=0)
+    if packed:
+        for path in paths:
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        paths = paths[0].with_name(f"{paths[0].name}.gz"), paths[1].with_name(f"{paths[1].name}.gz")
+    files["train"] = [paths]
+    run(tmp_path / "out", files)
+    found = Prepared(tmp_path / "out")
+    decode = found.tokenizer.decode
+    ours = [(decode(s), decode(t)) for s, t in plain(found.text())]
+    assert ours == list(CORPUS)[:200] == list(read_parallel(*paths))
+    assert found.reports["train"]["pairs"] == 200
+
+
+def test_texts_in_segments_must_belong_together(tmp_path: Path, files: Any) -> None:
+    files["train"] = [numbered(tmp_path, "xml", 100)]
+    assert "its segment 1 is 1/1, that of" in message(lambda: run(tmp_path / "out", files))
+
+
+def test_a_report_says_that_lines_are_not_those_of_the_file(tmp_path: Path, files: Any) -> None:
+    source, target = tagged(tmp_path, 100)
+    for path in (source, target):
+        path.write_text(f"{path.read_text(encoding='utf-8')}\n", encoding="utf-8")
+    files["train"] = [(source, target)]
+    said = run(tmp_path / "out", files)
+    assert said[1].endswith("blank, first train.tags.de-en.de (without tags), line 101")
+
+
 def test_remarks_on_texts_in_memory() -> None:
     train = load_corpus("grammar", size=1000)
     assert list(remarks(train, {"val": VALID})) == []
@@ -536,6 +766,7 @@ def test_remarks_on_texts_in_memory() -> None:
     assert int(drift.split("line ")[1].split(":")[0]) in range(496, 514)
     assert "by line n-1 of a.en" in drift
     assert both.startswith("1 different source sentences of test stand in the training text")
+    assert next(remarks(train, {"val": drifted})) == drift
 
 
 @pytest.mark.parametrize("name", ["prepared.json", "tokenizer.json"])
@@ -544,6 +775,39 @@ def test_a_damaged_description(tmp_path: Path, files: Any, name: str) -> None:
     (tmp_path / "out" / name).write_text('{"plan": 3')
     with pytest.raises(ValueError, match=name):
         Prepared(tmp_path / "out")
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, files: Any) -> None:
+    run(tmp_path / "out", files)
+    path = tmp_path / "out" / "tokenizer.json"
+    own = path.read_bytes()
+    other = BPETokenizer.train([f"{n} " * 3 for n in range(10_000)], OPTIONS.vocabulary)
+    assert len(other) == len(Prepared(tmp_path / "out").tokenizer)
+    path.write_text(other.to_json(), encoding="utf-8")
+    for action in (lambda: Prepared(tmp_path / "out"), lambda: run(tmp_path / "out", files)):
+        text = message(action)
+        assert text.startswith(f"{path}: is damaged, or not the tokenizer that")
+        assert "prepare the corpus again" in text
+    path.unlink()
+    text = message(lambda: Prepared(tmp_path / "out"))
+    assert text.startswith(f"{path}: cannot be read")
+    assert text.endswith("prepare the corpus again")
+    path.write_bytes(own)
+    assert len(Prepared(tmp_path / "out").text()) == len(CORPUS)
+
+
+def test_a_folder_of_an_older_format_is_to_be_prepared_again(tmp_path: Path, files: Any) -> None:
+    out = tmp_path / "out"
+    run(out, files)
+    for name in ("prepared.json", "plan.json"):
+        data = json.loads((out / name).read_text(encoding="utf-8"))
+        data.pop("tokenizer", None)
+        data.get("plan", data)["format"] = 1
+        (out / name).write_text(json.dumps(data), encoding="utf-8")
+    text = message(lambda: Prepared(out))
+    assert text.startswith(f"{out}: prepared in format 1, this version reads format 2")
+    assert text.endswith("prepare the corpus again")
+    assert "prepared with other format; choose another" in message(lambda: run(out, files))
 
 
 def test_a_shard_of_another_corpus(tmp_path: Path, files: Any) -> None:
