@@ -237,7 +237,7 @@ def beam_search(
     *,
     beam: int = 4,
     alpha: float = 0.6,
-    max_len: int = 256,
+    max_len: int | None = None,
     extra: int = 50,
     n_best: int = 1,
 ) -> list[list[Hypothesis]]:
@@ -251,8 +251,9 @@ def beam_search(
         sources: Token numbers of each sentence, without special symbols; may be empty.
         beam: Hypotheses kept at each step.
         alpha: Strength of the length penalty, from 0 to 10.
-        max_len: Most tokens of an output. The model's number of positions limits it, too.
-        extra: An output has at most this many tokens more than its source.
+        max_len: Most tokens of an output, where it shall be fewer than ``extra`` allows.
+        extra: An output has at most this many tokens more than its source, and never more than
+            the model has positions.
         n_best: How many results for each sentence.
 
     Returns:

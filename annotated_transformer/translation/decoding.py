@@ -106,15 +106,16 @@ def round_up(count: int) -> int:
 
 
 def greedy_search(
-    model: Translator, sources: list[list[int]], max_len: int = 256, *, extra: int = 50
+    model: Translator, sources: list[list[int]], max_len: int | None = None, *, extra: int = 50
 ) -> list[list[int]]:
     """Translate sentences given as token numbers, batched, each up to its end symbol.
 
     Args:
         model: In evaluation mode.
         sources: Token numbers of each sentence, without special symbols; may be empty.
-        max_len: Most tokens of an output. The model's number of positions limits it, too.
-        extra: An output has at most this many tokens more than its source (section 6.1).
+        max_len: Most tokens of an output, where it shall be fewer than ``extra`` allows.
+        extra: An output has at most this many tokens more than its source (section 6.1), and
+            never more than the model has positions.
 
     Returns:
         Token numbers of each output, without special symbols; the same whether sentences
@@ -145,13 +146,19 @@ def source_block(sources: list[list[int]], device: torch.device) -> tuple[Tensor
 
 
 def output_limits(
-    model: Translator, sources: list[list[int]], max_len: int, extra: int
+    model: Translator, sources: list[list[int]], max_len: int | None, extra: int
 ) -> list[int]:
     """Return how many tokens the output of each source may have.
 
+    Args:
+        model: Its positions are a limit for all outputs.
+        sources: Token numbers of each sentence, without special symbols.
+        max_len: Another limit for all outputs; None if there is none.
+        extra: How many tokens an output may have more than its source.
+
     Defined in: book/translation/decoding.md
     """
-    most = min(max_len, model.max_len)
+    most = model.max_len if max_len is None else min(max_len, model.max_len)
     return [max(0, min(most, len(s) + extra)) for s in sources]
 
 

@@ -7,6 +7,7 @@ Defined in the chapter *Downloads* (book/translation/downloads.md).
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import hashlib
@@ -14,6 +15,7 @@ import http.client
 import io
 import lzma
 import os
+import re
 import shutil
 import stat
 import sys
@@ -94,8 +96,8 @@ def is_page(head: bytes) -> bool:
     return start.startswith((b"<!doctype html", b"<html"))
 
 
-def _unlikely(path: Path, page: bool) -> str:
-    """Return why a file of which nothing is known cannot be it; empty if it may be.
+def _unlikely(path: Path, size: int, page: bool) -> str:
+    """Return why a file without a checksum cannot be it; empty if it may be.
 
     Defined in: book/translation/downloads.md
     """
@@ -103,6 +105,8 @@ def _unlikely(path: Path, page: bool) -> str:
         start = file.read(2)
     if page:
         return "it is an HTML page, not the data"
+    if size and path.stat().st_size != size:
+        return f"expected {size} bytes, found {path.stat().st_size}"
     if path.name.removesuffix(".part").endswith((".gz", ".tgz")) and start != b"\x1f\x8b":
         return "it is not gzipped"
     return "" if start else "it is empty"
@@ -121,12 +125,52 @@ def _difference(path: Path, file: RemoteFile) -> str:
     except OSError as error:
         return f"it cannot be read ({error.strerror or error})"
     if not expected:
-        return _unlikely(path, page)
+        return _unlikely(path, file.size, page)
     if found == expected:
         return ""
     wanted = f"{file.size} bytes with {kind}" if file.size else kind
     got = "an HTML page of" if page else "found"
     return f"expected {wanted} {expected}, {got} {path.stat().st_size} bytes with {found}"
+
+
+_PACKERS = {".gz": gzip, ".tgz": gzip, ".bz2": bz2, ".tbz2": bz2, ".xz": lzma, ".txz": lzma}
+
+
+def _damage(path: Path, name: str) -> str:
+    """Read a compressed file or an archive to its end, and return what is wrong with it.
+
+    Args:
+        path: Where it is.
+        name: What it is called; the ending tells its kind.
+
+    Returns:
+        What is wrong; empty if nothing is, or if a file of this kind cannot tell.
+
+    Defined in: book/translation/downloads.md
+    """
+    left = MOST_BYTES
+    try:
+        for content in _contents(path, name.lower()):
+            left -= _copy(content, None, left + 1)
+            if left < 0:
+                return f"more than {MOST_BYTES} bytes come out of it"
+    except (*DAMAGED, OSError) as error:  # an OSError is what bz2 raises
+        return f"it is damaged, or not whole ({_reason(error)})"
+    return ""
+
+
+def _contents(path: Path, name: str) -> Iterator[IO[bytes]]:
+    """Yield what comes out of a compressed file, or of each member of an archive.
+
+    Defined in: book/translation/downloads.md
+    """
+    if name.endswith((".zip", ".tar")):
+        for *_, member in _members(path):
+            with member:
+                yield member
+    elif module := _PACKERS.get(Path(name).suffix):
+        with module.open(path) as content:
+            yield content
 
 
 def cache_folder() -> Path:
@@ -179,7 +223,8 @@ def fetch(
 
     Raises:
         CorpusError: If the mirror's file is altered, no address gives the right bytes,
-            or the file cannot be written.
+            or the file cannot be written. Without a checksum, bytes are right if they are as
+            many as announced and, in a compressed file or an archive, whole.
 
     Defined in: book/translation/downloads.md
     """
@@ -213,6 +258,24 @@ class _UnusableError(Exception):
     """
 
 
+class _MismatchError(OSError):
+    """What arrived cannot be continued, and is thrown away.
+
+    Defined in: book/translation/downloads.md
+    """
+
+
+@dataclass
+class _Source:
+    """An address, and how many bytes it said that the whole file has; 0 if it did not.
+
+    Defined in: book/translation/downloads.md
+    """
+
+    url: str
+    total: int = 0
+
+
 def _download_anywhere(
     file: RemoteFile,
     part: Path,
@@ -226,19 +289,23 @@ def _download_anywhere(
     Defined in: book/translation/downloads.md
     """
     failures = []
-    for number, url in enumerate(file.urls):
+    for number, source in enumerate(map(_Source, file.urls)):
         if number or not (file.sha256 or file.md5):
             part.unlink(missing_ok=True)  # what another address began may be another file
         for attempt in range(attempts):
             if attempt:
                 time.sleep(wait * 2 ** (attempt - 1))
             try:
-                _download(url, file, part, progress, timeout)
+                _download(source, file, part, progress, timeout)
                 return
             except (_UnusableError, OSError, http.client.HTTPException) as error:
-                failure = f"{url}: {_reason(error)}"
+                failure = f"{source.url}: {_reason(error)}"
                 if isinstance(error, _UnusableError):
                     break
+                if isinstance(error, _MismatchError):
+                    source.total = 0
+                    with _clear_write_errors(part):
+                        part.unlink(missing_ok=True)
         failures.append(failure)
     raise CorpusError(
         f"{file.path}: not downloaded ({'; '.join(failures)}); check the network, or "
@@ -251,11 +318,78 @@ def _reason(error: Exception) -> str:
     return " ".join(str(reason).split()) or type(error).__name__
 
 
-def _download(url: str, file: RemoteFile, part: Path, progress: bool, timeout: float) -> None:
+def _open(url: str, held: int, timeout: float) -> http.client.HTTPResponse:
+    """Ask for a file without its first ``held`` bytes.
+
+    Raises:
+        _UnusableError: If this address does not have the file.
+        OSError: If the server does not answer, or with an error that may pass.
+
+    Defined in: book/translation/downloads.md
+    """
+    headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
+    if held:
+        headers["Range"] = f"bytes={held}-"
+    try:
+        request = urllib.request.Request(url, headers=headers)
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        with error:
+            answer = f"the server answers {error.code} {error.reason}"
+            if error.code == 416:  # it cannot go on from there
+                raise _MismatchError(answer) from None
+            if error.code < 500 and error.code not in (408, 429):
+                raise _UnusableError(answer) from None
+            raise OSError(answer) from None
+    except ValueError as error:  # an address, here or in a redirect, that is none
+        raise _UnusableError(f"no address ({error})") from None
+    return response
+
+
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
+
+
+def _announced(response: http.client.HTTPResponse, held: int) -> tuple[int, int, int]:
+    """Return which bytes an answer holds, and of how many.
+
+    Args:
+        response: The answer.
+        held: How many bytes it was asked to leave out.
+
+    Returns:
+        The number of the first byte, that after the last one, and that of all; the last two
+        are 0 if the answer does not tell.
+
+    Raises:
+        _MismatchError: If these are not the bytes that were asked for.
+
+    Defined in: book/translation/downloads.md
+    """
+    length = response.headers.get("Content-Length") or ""
+    chunked = "Transfer-Encoding" in response.headers  # then the length does not count
+    sent = int(length) if re.fullmatch(r"\d{1,18}", length) and not chunked else 0
+    if response.status != 206:
+        return 0, sent, sent  # the file from its beginning
+    told = response.headers.get("Content-Range") or ""
+    if not (found := _RANGE.fullmatch(told.strip())):
+        raise _MismatchError("the server answers 206 without the range that it sends")
+    start, end = int(found[1]), int(found[2]) + 1
+    total = 0 if found[3] == "*" else int(found[3])
+    if start != held:
+        raise _MismatchError(f"asked for the bytes from {held} on, the server sends {told}")
+    if (sent and sent != end - start) or (total and total < end):
+        raise _MismatchError(f"the server contradicts itself: {told}, and {length} bytes")
+    return start, end, total
+
+
+def _download(
+    source: _Source, file: RemoteFile, part: Path, progress: bool, timeout: float
+) -> None:
     """Download into ``part``, going on after the bytes that it holds already.
 
     Raises:
         _UnusableError: If this address does not have the file, or has another one.
+        _MismatchError: If the bytes do not fit to those in ``part``.
         OSError: If the connection broke; what arrived stays in ``part``.
 
     Defined in: book/translation/downloads.md
@@ -264,43 +398,56 @@ def _download(url: str, file: RemoteFile, part: Path, progress: bool, timeout: f
     if file.size and held >= file.size:
         part.unlink()
         held = 0
-    headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
-    if held:
-        headers["Range"] = f"bytes={held}-"
-    try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=timeout
-        )
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 416:  # it cannot go on from there: start again
-                part.unlink(missing_ok=True)
-            elif error.code < 500 and error.code not in (408, 429):
-                raise _UnusableError(f"the server answers {error.code} {error.reason}") from None
-            raise OSError(f"the server answers {error.code} {error.reason}") from None
-    except ValueError as error:  # an address, here or in a redirect, that is none
-        raise _UnusableError(f"no address ({error})") from None
-    with response:
-        resumed = f"bytes {held}-" in response.headers.get("Content-Range", "")
-        if response.status != 206 or not resumed:
-            held = 0  # the server sends the file from its beginning
-        begun = held > 0
-        length = response.headers.get("Content-Length") or ""
-        announced = int(length) if length.isdecimal() else 0
-        size = held + announced if announced else file.size
-        _receive(response, part, held, file.size or size, progress)
-    if part.stat().st_size < min(size, file.size or size):
-        raise OSError(f"the connection broke after {part.stat().st_size} of {size} bytes")
-    if found := _difference(part, file):
+    with _open(source.url, held, timeout) as response:
+        start, end, total = _announced(response, held)
+        if start and total and source.total not in (0, total):
+            raise _MismatchError(f"the file had {source.total} bytes, and now has {total}")
+        source.total = total or (source.total if start else 0)
+        size = source.total or end
+        _receive(response, part, start, file.size, file.size or size, progress)
+    arrived = part.stat().st_size
+    if arrived < min(size, file.size or size):
+        raise OSError(f"the connection broke after {arrived} of {size} bytes")
+    if end and arrived > end:
+        raise _MismatchError(f"the server announced {end} bytes, and sent {arrived}")
+    if found := _refusal(part, file):
         part.unlink()
-        failure = f"other bytes than expected: {found}"
-        raise OSError(failure) if begun else _UnusableError(failure)  # perhaps its beginning
+        if start:  # perhaps what was there before is at fault
+            raise _MismatchError(found)
+        raise _UnusableError(found)
+
+
+def _refusal(part: Path, file: RemoteFile) -> str:
+    """Return why a download is not the file; empty if it is.
+
+    Defined in: book/translation/downloads.md
+    """
+    found = _difference(part, file)
+    if not found and not (file.sha256 or file.md5):
+        found = _damage(part, file.path)
+    return found and f"other bytes than expected: {found}"
 
 
 def _receive(
-    response: http.client.HTTPResponse, part: Path, held: int, size: int, progress: bool
+    response: http.client.HTTPResponse,
+    part: Path,
+    held: int,
+    most: int,
+    size: int,
+    progress: bool,
 ) -> None:
     """Write what arrives behind the first ``held`` bytes of ``part``.
+
+    Args:
+        response: Where it comes from.
+        part: Where it goes.
+        held: How many bytes stay.
+        most: After so many bytes in all it stops; 0 for no other bound than that for all.
+        size: How many bytes are expected, for the progress bar; 0 if it is not known.
+        progress: Show the progress bar.
+
+    Raises:
+        _UnusableError: If the file is not known, and too large.
 
     Defined in: book/translation/downloads.md
     """
@@ -317,7 +464,7 @@ def _receive(
     ):
         with _clear_write_errors(part):
             output = stack.enter_context(open(part, "ab" if held else "wb"))
-        while held <= (size or MOST_BYTES):  # a byte too many is enough to know
+        while held <= (most or MOST_BYTES):  # a byte too many is enough to know
             chunk = response.read1(1 << 16)
             if not chunk:
                 return
@@ -326,6 +473,9 @@ def _receive(
                 output.flush()
             held += len(chunk)
             bar.update(len(chunk))
+    if not most:
+        part.unlink()
+        raise _UnusableError(f"more than {MOST_BYTES} bytes arrived")
 
 
 MOST_FILES = 10_000  # that an archive may hold, unless told otherwise
@@ -446,14 +596,15 @@ def _unpack_members(archive: Path, folder: Path, most_bytes: int, most_files: in
                 raise CorpusError(f"{archive}, member {name}: refused, {reason}")
 
 
-def _copy(source: IO[bytes], target: IO[bytes], most: int) -> int:
-    """Copy at most so many bytes, and return how many there were.
+def _copy(source: IO[bytes], target: IO[bytes] | None, most: int) -> int:
+    """Copy at most so many bytes, or only read them, and return how many there were.
 
     Defined in: book/translation/downloads.md
     """
     copied = 0
     while block := source.read(min(1 << 20, most - copied)):
-        target.write(block)
+        if target is not None:
+            target.write(block)
         copied += len(block)
     return copied
 

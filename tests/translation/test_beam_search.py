@@ -1,6 +1,7 @@
 """Tests of beam search: it is its definition, whatever the batch, the caches and the early stop."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.model.transformer import EncoderDecoder, make_model
-from annotated_transformer.notation import BOS, EOS
+from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.translation import beam_search as module
 from annotated_transformer.translation.beam_search import (
     Hypothesis,
@@ -215,6 +216,110 @@ def test_fast_steps_find_what_readable_ones_do(monkeypatch):
             assert_same(a, b, tolerance=1e-4)
 
 
+def log_probability(net: EncoderDecoder, source: list[int], tokens: list[int]) -> float:
+    """The log-probability of an output, its end symbol included, in one pass."""
+    src, ys = torch.tensor([[*source, EOS]]), torch.tensor([[BOS, *tokens[:-1]]])
+    see = torch.ones(1, len(tokens), len(tokens)).tril().bool()
+    with torch.no_grad():
+        out = net.generator(net(src, ys, torch.ones(1, 1, src.size(1)).bool(), see))
+    return out[0].gather(1, torch.tensor(tokens).unsqueeze(1)).sum().item()
+
+
+def narrowest(
+    net: EncoderDecoder, source: list[int], beam: int, alpha: float, limit: int, n_best: int
+) -> float:
+    """How near a search came to another result, by whole prefixes, without an early stop.
+
+    That is the smallest difference between a candidate that was kept and the best that was not, at
+    any step, and between neighbours among the best scores at the end: if no sum is wrong by half
+    of it, each of these decisions is the same.
+    """
+    src, gaps, done = torch.tensor([[*source, EOS]]), [math.inf], []
+    hypotheses = [([], 0.0)]
+    for length in range(1, limit + 1):
+        ys = torch.tensor([[BOS, *tokens] for tokens, _ in hypotheses])
+        see = torch.ones(1, length, length).tril().bool()
+        with torch.no_grad():
+            out = net(src.expand(len(ys), -1), ys, torch.ones(1, 1, src.size(1)).bool(), see)
+            following = net.generator(out[:, -1]).tolist()
+        candidates = [
+            ([*tokens, t], sum_so_far + p)
+            for (tokens, sum_so_far), row in zip(hypotheses, following, strict=True)
+            for t, p in enumerate(row)
+        ]
+        candidates.sort(key=lambda candidate: -candidate[1])
+        places = beam - len(done)
+        gaps += [candidates[places - 1][1] - p for _, p in candidates[places : places + 1]]
+        over = [tokens[-1] == EOS or length == limit for tokens, _ in candidates[:places]]
+        kept = list(zip(candidates[:places], over, strict=True))
+        done += [score(*candidate, alpha) for candidate, ended in kept if ended]
+        hypotheses = [candidate for candidate, ended in kept if not ended]
+        if not hypotheses:
+            break
+    scores = sorted(done, reverse=True)[: n_best + 1]
+    return min(gaps + [a - b for a, b in itertools.pairwise(scores)])
+
+
+TOLERANCE = 1e-4  # of a sum of logarithms in float32
+DECIDED = 1e-3  # a difference that such errors do not turn round
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> tuple[EncoderDecoder, list[list[int]], dict[str, object]]:
+    """A model in float32, sentences for it, and how to search."""
+    heads = draw(st.integers(1, 3))
+    net = model(
+        draw(seeds),
+        draw(st.floats(-1, 3)),
+        draw(st.one_of(st.integers(VOCAB, 20), st.integers(CHUNK - 1, 3 * CHUNK + 1))),
+        N=draw(st.integers(1, 2)),
+        d_model=heads * 2 * draw(st.integers(2, 5)),
+        d_ff=draw(st.integers(3, 40)),
+        h=heads,
+        norm=draw(st.sampled_from(["post", "pre"])),
+    )
+    net.generator.proj.bias.detach()[PAD] = -1e4  # would be stripped from the outputs
+    beam = draw(st.integers(1, 5))
+    options = {"beam": beam, "alpha": draw(alphas), "extra": draw(st.integers(1, 12))}
+    return net.float(), draw(sentences), {**options, "n_best": draw(st.integers(1, beam))}
+
+
+@settings(max_examples=40, deadline=None)
+@given(searches())
+def test_fast_steps_alone_and_in_a_batch_find_what_double_precision_does(search):
+    """Where float32 cannot turn a decision round; and always, what is found has its true score."""
+    net, sources, options = search
+    if not can_pack(net):
+        pytest.skip("this PyTorch has no oneDNN")
+    double = copy.deepcopy(net).double()
+    together = beam_search(net, sources, **options)
+    for source, found in zip(sources, together, strict=True):
+        beam, alpha, n_best = options["beam"], options["alpha"], options["n_best"]
+        limit = len(source) + options["extra"]
+        gap = narrowest(double, source, beam, alpha, limit, n_best)
+        (expected,) = beam_search(double, [source], **options)
+        (alone,) = beam_search(net, [source], **options)
+        for hypotheses in (found, alone):
+            for h in hypotheses:
+                tokens = h.tokens if len(h.tokens) == limit else [*h.tokens, EOS]
+                truth = log_probability(double, source, tokens)
+                true = Hypothesis(h.tokens, score(tokens, truth, alpha), truth)
+                assert_same([h], [true], TOLERANCE)
+            if gap > DECIDED:
+                assert_same(hypotheses, expected, TOLERANCE)
+
+
+def test_most_of_these_searches_are_decided():
+    """So that the test above compares outputs, and not only scores."""
+    decided = [
+        narrowest(model(seed, 1.0, size), source, 4, 0.6, 10, 2) > DECIDED
+        for seed in range(12)
+        for size in (VOCAB, 150)
+        for source in ([4, 5, 6], [7])
+    ]
+    assert sum(decided) > 0.75 * len(decided)
+
+
 def test_draws_are_decided_by_order():
     """All tokens equally probable: the first hypotheses and the smallest tokens win."""
     net = model(size=200)
@@ -296,6 +401,29 @@ def test_limits_follow_each_source():
     assert len(found[0].tokens) == 307 - pads(found[0])
     short = model(ends=-1e4, max_len=12)
     assert len(beam_search(short, [[4]], beam=2)[0][0].tokens) <= 12
+
+
+LONG = [4, 5, 6, 7] * 60  # 240 tokens
+
+
+@pytest.mark.parametrize(
+    ("positions", "max_len", "extra", "written"),
+    [
+        (600, None, 50, len(LONG) + 50),  # the paper's limit for translation
+        (600, None, 300, len(LONG) + 300),  # and for parsing
+        (600, 256, 50, 256),  # what the caller asks for
+        (600, 700, 50, len(LONG) + 50),
+        (270, None, 50, 270),  # what the model has
+        (270, 280, 50, 270),
+    ],
+)
+def test_an_output_without_end_is_as_long_as_allowed(positions, max_len, extra, written):
+    net = model(ends=-1e4, max_len=positions)
+    net.generator.proj.bias.detach()[PAD] = -1e4  # which would be stripped
+    short = min(written, 1 + extra)
+    for beam in (1, 2):
+        found = beam_search(net, [LONG, [4]], beam=beam, max_len=max_len, extra=extra)
+        assert [len(best.tokens) for (best,) in found] == [written, short]
 
 
 def pads(h: Hypothesis) -> int:

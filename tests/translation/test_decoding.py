@@ -182,6 +182,28 @@ def test_positions_are_limited():
         assert greedy_search(endless, [[4] * 11]) == [[t for t in tokens if t != PAD]]
 
 
+LONG = [4, 5, 6, 7] * 60  # 240 tokens
+
+
+@pytest.mark.parametrize(
+    ("positions", "max_len", "extra", "written"),
+    [
+        (600, None, 50, len(LONG) + 50),  # the paper's limit for translation
+        (600, None, 300, len(LONG) + 300),  # and for parsing
+        (600, 256, 50, 256),  # what the caller asks for
+        (600, 700, 50, len(LONG) + 50),
+        (270, None, 50, 270),  # what the model has
+        (270, 280, 50, 270),
+    ],
+)
+def test_an_output_without_end_is_as_long_as_allowed(positions, max_len, extra, written):
+    net = model(ends=-1e4, max_len=positions)
+    net.generator.proj.bias.detach()[PAD] = -1e4  # which would be stripped
+    short = min(written, 1 + extra)
+    found = greedy_search(net, [LONG, [4]], max_len, extra=extra)
+    assert [len(output) for output in found] == [written, short]
+
+
 def test_no_gradient_is_kept_and_the_mode_stays():
     net = model()
     assert not greedy_decode(net, *block([[4]]), 5, BOS).requires_grad

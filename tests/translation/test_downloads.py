@@ -1,10 +1,12 @@
 """Tests of downloads and of archives."""
 
+import bz2
 import dataclasses
 import errno
 import gzip
 import hashlib
 import io
+import lzma
 import os
 import random
 import re
@@ -60,6 +62,9 @@ class Server(ThreadingHTTPServer):
         self.breaks: dict[str, list[int]] = {}  # after how many bytes, one for a request
         self.errors: dict[str, list[int]] = {}  # answers to give before the right one
         self.redirects: dict[str, str] = {}
+        self.lengths: dict[str, int | None] = {}  # announced, whatever is sent; None: nothing is
+        self.ranges: dict[str, str] = {}  # announced for a rest, whatever is sent
+        self.rests: dict[str, bytes] = {}  # sent for every rest
         self.ignore_range = False
         self.refuse_range = False
         self.requests: list[tuple[str, str | None]] = []
@@ -86,21 +91,26 @@ class Handler(BaseHTTPRequestHandler):
         if errors or path not in self.server.contents:
             self.send_error(errors.pop(0) if errors else 404)
             return
-        body, start = self.server.contents[path], 0
+        body = self.server.contents[path]
         if wanted and not self.server.ignore_range:
             start = int(wanted.removeprefix("bytes=").removesuffix("-"))
             if self.server.refuse_range or start >= len(body):
                 self.send_error(416)
                 return
+            told = f"bytes {start}-{len(body) - 1}/{len(body)}"
+            body = self.server.rests.get(path, body[start:])
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            if told := self.server.ranges.get(path, told):
+                self.send_header("Content-Range", told)
         else:
             self.send_response(200)
-        self.send_header("Content-Length", str(len(body) - start))
+        length = self.server.lengths.get(path, len(body))
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        breaks = self.server.breaks.get(path, [])  # before a client can have its answer
+        body = body[: breaks.pop(0)] if breaks else body
         self.end_headers()
-        breaks = self.server.breaks.get(path, [])
-        end = start + breaks.pop(0) if breaks else len(body)
-        self.wfile.write(body[start:end])
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Write no log."""
@@ -421,6 +431,206 @@ def test_a_mirror_without_the_file_is_passed_over(
     assert get(remote(server, "x"), mirror=tmp_path / "mirror").read_bytes() == CONTENT
     text = message(lambda: get(remote(server, "x"), mirror=tmp_path / "nowhere"))
     assert "no such folder" in text
+
+
+# ---------------------------------------- a server that lies, and a file without a checksum
+
+
+def unknown(server: Server, *paths: str, path: str = "c/x.gz") -> RemoteFile:
+    """A file of which nothing is published."""
+    return RemoteFile(path, tuple(server.url(path) for path in paths))
+
+
+def wanted_ranges(server: Server) -> list[str | None]:
+    return [wanted for _, wanted in server.requests]
+
+
+def test_a_length_too_small(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
+    server.contents["lies"] = server.contents["good"] = CONTENT
+    server.lengths["lies"] = len(CONTENT) - 1000
+    text = message(lambda: get(unknown(server, "lies")))
+    assert "c/x.gz" in text
+    assert f"{server.url('lies')}: other bytes than expected: it is damaged, or not whole" in text
+    assert no_leftovers(tmp_path)
+    assert get(unknown(server, "lies", "good")).read_bytes() == CONTENT
+
+
+def test_a_length_too_large(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
+    server.contents["lies"] = server.contents["good"] = b"a plain text" * 1000
+    server.lengths["lies"] = 15000
+    text = message(lambda: get(unknown(server, "lies", path="c/x.txt")))
+    assert "c/x.txt" in text
+    assert f"{server.url('lies')}: the connection broke after 12000 of 15000 bytes" in text
+    assert not (tmp_path / "cache/c/x.txt").exists()
+    path = get(unknown(server, "lies", "good", path="c/x.txt"))
+    assert path.read_bytes() == server.contents["good"]
+
+
+def test_a_published_size_is_compared(server: Server, get: Callable[..., Path]) -> None:
+    server.contents["x"] = b"a plain text"
+    file = dataclasses.replace(unknown(server, "x", path="c/x.txt"), size=13)
+    assert "expected 13 bytes, found 12" in message(lambda: get(file))
+    assert get(dataclasses.replace(file, size=12)).read_bytes() == b"a plain text"
+
+
+SIZE = len(CONTENT)
+FALSE_RANGES = [
+    (f"bytes 1001-{SIZE - 1}/{SIZE}", CONTENT[1001:], "asked for the bytes from 1000 on"),
+    (f"bytes 0-{SIZE - 1}/{SIZE}", CONTENT, "asked for the bytes from 1000 on"),
+    (f"bytes 1000-{SIZE - 1}/{SIZE}", CONTENT, "contradicts itself"),
+    (f"bytes 1000-{SIZE}/{SIZE}", CONTENT[1000:] + b"!", "contradicts itself"),
+    ("bytes 1000-999/*", CONTENT[1000:], "contradicts itself"),
+    (f"bytes 1000-{SIZE + 999}/{SIZE + 1000}", CONTENT, f"had {SIZE} bytes, and now has"),
+    (f"bytes */{SIZE}", CONTENT[1000:], "206 without the range"),
+    (f"lines 1000-{SIZE - 1}/{SIZE}", CONTENT[1000:], "206 without the range"),
+    (f"bytes 1000-{'9' * 5000}/*", CONTENT[1000:], "206 without the range"),
+    ("", CONTENT[1000:], "206 without the range"),
+]
+
+
+@pytest.mark.parametrize("path", ["c/x.gz", "c/x.txt"])
+@pytest.mark.parametrize(("told", "rest", "expected"), FALSE_RANGES)
+def test_a_false_range(
+    server: Server, get: Callable[..., Path], path: str, told: str, rest: bytes, expected: str
+) -> None:
+    server.contents["x"] = server.contents["y"] = CONTENT
+    server.ranges["x"], server.rests["x"], server.breaks["x"] = told, rest, [1000]
+    text = message(lambda: get(unknown(server, "x", path=path), attempts=2))
+    assert f"{path}: not downloaded ({server.url('x')}: " in text
+    assert expected in text
+    server.breaks["x"] = [1000]
+    assert get(unknown(server, "x", path=path)).read_bytes() == CONTENT  # begun again
+    server.breaks["x"] = [1000]
+    other = unknown(server, "x", "y", path=f"{path}.txt")
+    assert get(other, attempts=2).read_bytes() == CONTENT  # from the second source
+    expected_ranges = 2 * [None, "bytes=1000-"] + [None] + [None, "bytes=1000-", None]
+    assert wanted_ranges(server) == expected_ranges
+
+
+def test_a_false_rest_under_a_right_range(server: Server, get: Callable[..., Path]) -> None:
+    """All numbers agree; only the checksum within the file tells."""
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [5000]
+    server.rests["x"] = CONTENT[4000:-1000]
+    text = message(lambda: get(unknown(server, "x"), attempts=2))
+    assert "damaged" in text
+    server.breaks["x"] = [5000]
+    assert get(unknown(server, "x")).read_bytes() == CONTENT
+    assert wanted_ranges(server)[2:] == [None, "bytes=5000-", None]
+
+
+def test_more_than_the_range_without_a_length(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.contents["x"], server.lengths["x"] = CONTENT, None
+    server.rests["x"] = CONTENT[1000:] + b"!"
+    part = tmp_path / "cache/c/x.txt.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(CONTENT[:1000])
+    known = hashlib.sha256(CONTENT).hexdigest()  # else what an earlier call left is not used
+    file = dataclasses.replace(unknown(server, "x", path="c/x.txt"), sha256=known)
+    text = message(lambda: get(file, attempts=1))
+    assert f"the server announced {SIZE} bytes, and sent {SIZE + 1}" in text
+    assert not part.exists()
+    assert get(file, attempts=1).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("path", ["c/x.gz", "c/x.txt"])
+def test_a_rest_in_pieces(server: Server, get: Callable[..., Path], path: str) -> None:
+    """A server may send less than the rest, if it says so."""
+    server.contents["x"] = CONTENT
+    server.breaks["x"] = [1000]
+    server.ranges["x"], server.rests["x"] = f"bytes 1000-1999/{SIZE}", CONTENT[1000:2000]
+    text = message(lambda: get(unknown(server, "x", path=path), attempts=2))
+    assert f"the connection broke after 2000 of {SIZE} bytes" in text
+
+
+@pytest.mark.parametrize("path", ["c/x.gz", "c/x.txt"])
+def test_the_whole_in_place_of_the_rest(
+    server: Server, get: Callable[..., Path], path: str
+) -> None:
+    server.contents["x"], server.ignore_range = CONTENT, True
+    server.breaks["x"] = [1000, 500]
+    assert get(unknown(server, "x", path=path)).read_bytes() == CONTENT
+    assert wanted_ranges(server) == [None, "bytes=1000-", "bytes=500-"]
+
+
+@pytest.mark.parametrize("path", ["c/x.gz", "c/x.txt"])
+def test_a_refused_rest(server: Server, get: Callable[..., Path], path: str) -> None:
+    server.contents["x"], server.refuse_range = CONTENT, True
+    server.breaks["x"] = [1000]
+    assert get(unknown(server, "x", path=path)).read_bytes() == CONTENT
+    assert wanted_ranges(server) == [None, "bytes=1000-", None]
+    server.breaks["x"] = [1000]
+    other = unknown(server, "x", path="c/other.txt")
+    assert "answers 416" in message(lambda: get(other, attempts=2))
+
+
+def test_no_more_than_the_bound_is_taken(
+    server: Server, get: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "MOST_BYTES", SIZE)
+    server.contents["x"], server.lengths["x"] = CONTENT, None
+    file = unknown(server, "x", path="c/x.txt")
+    assert get(file).read_bytes() == CONTENT
+    server.contents["y"], server.lengths["y"] = CONTENT + b"!", None
+    text = message(lambda: get(unknown(server, "y", path="c/y.txt")))
+    assert f"more than {SIZE} bytes arrived" in text
+    assert [path.name for path in (tmp_path / "cache/c").iterdir()] == ["x.txt"]
+
+
+def packed(kind: str) -> bytes:
+    text = random.Random(1).randbytes(20_000)
+    if kind in ("gz", "bz2", "xz"):
+        return {"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(text)
+    output = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(output, "w") as archive:
+            archive.writestr("a.de", text)
+    else:
+        mode = {"tar": "w", "tgz": "w:gz", "tbz2": "w:bz2", "txz": "w:xz"}[kind.split(".")[-1]]
+        with tarfile.open(fileobj=output, mode=mode) as tape:
+            tape.addfile(special_file("a.de", len(text)), io.BytesIO(text))
+    return output.getvalue()
+
+
+def special_file(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip", "tar", "tgz", "tbz2", "txz"])
+def test_what_is_packed_is_read_to_its_end(
+    server: Server, get: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    content = packed(kind)
+    server.contents["good"] = content
+    damaged = [content[:-5], content[: len(content) // 2]]
+    if kind != "tar":  # which has no checksum
+        place = len(content) // 2
+        damaged.append(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    else:
+        damaged[0] = content[:10_000]
+    for bad in damaged:
+        server.contents["bad"] = bad
+        text = message(lambda: get(unknown(server, "bad", path=f"c/x.{kind}")))
+        assert f"c/x.{kind}: not downloaded ({server.url('bad')}: " in text
+        assert "damaged, or not whole" in text
+        assert no_leftovers(tmp_path)
+    path = get(unknown(server, "bad", "good", path=f"c/x.{kind}"))
+    assert path.read_bytes() == content
+
+
+def test_what_unpacks_to_too_much_is_refused(
+    server: Server, get: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.contents["x"] = gzip.compress(bytes(100_000))
+    monkeypatch.setattr(downloads, "MOST_BYTES", 99_999)
+    text = message(lambda: get(unknown(server, "x")))
+    assert "more than 99999 bytes come out of it" in text
+    monkeypatch.setattr(downloads, "MOST_BYTES", 100_000)
+    assert get(unknown(server, "x")).read_bytes() == server.contents["x"]
 
 
 # ------------------------------------------------------------------------ archives
