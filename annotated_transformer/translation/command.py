@@ -48,6 +48,7 @@ from annotated_transformer.translation.corpora import (
     CORPORA,
     ParallelText,
     corpus_files,
+    language_codes,
     load_corpus,
     read_lines,
     read_parallel,
@@ -64,6 +65,7 @@ from annotated_transformer.translation.shards import (
     Files,
     Preparation,
     Prepared,
+    check_preparation,
     prepare,
     remarks,
 )
@@ -216,7 +218,7 @@ class Train:
         """Read the user's files."""
         if self.train_files is None or self.valid_files is None:
             raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
-        pair = languages(self.training.pair)
+        pair = language_codes(self.training.pair)
         for path in (*self.train_files, *self.valid_files):
             next(stream_lines(path), "")  # is it text at all?
         train = read_parallel(*self.train_files, languages=pair)
@@ -335,17 +337,6 @@ def prepared_options(options: Training, corpus: Prepared) -> Training:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} {given}: {corpus.folder} was prepared with {value}")
     return replace(options, **decided)
-
-
-def languages(pair: str) -> tuple[str, str]:
-    """Split ``de-en``.
-
-    Defined in: book/translation/command.md
-    """
-    first, _, second = pair.partition("-")
-    if not (first.isalpha() and second.isalpha()) or first == second:  # they name files, too
-        raise UsageError(f"--pair {pair}: give two languages, as de-en")
-    return first, second
 
 
 def command_line() -> str:
@@ -731,7 +722,7 @@ class Prepare:
 
     def files(self) -> Files:
         """Find the files of each split, downloading or unpacking them where that is needed."""
-        pair = languages(self.preparation.pair)
+        pair = language_codes(self.preparation.pair)
         if self.corpus != "files":
             if self.train_files or self.valid_files or self.test_files:
                 raise UsageError(f"--corpus {self.corpus} brings its files: give no others")
@@ -757,6 +748,7 @@ class Prepare:
                 raise UsageError(f"--{option} {value}: must be above 0 and below 65536")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers {self.workers}: must be greater than 0")
+        check_preparation(self.out, options)  # before anything is downloaded
         try:
             corpus = prepare(
                 self.out,

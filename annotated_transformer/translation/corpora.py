@@ -21,6 +21,7 @@ from annotated_transformer.translation.downloads import (
     RemoteFile,
     cache_folder,
     fetch,
+    is_page,
     locate,
     sha256_of,
 )
@@ -100,12 +101,15 @@ def read_lines(path: str | Path) -> list[str]:
     U+0085 and a form feed, and one cut too many shifts every later pair.
 
     Raises:
-        CorpusError: If the file cannot be read, is cut short, or is not UTF-8.
+        CorpusError: If the file cannot be read, is cut short, is an HTML page, or is not UTF-8.
 
     Defined in: book/translation/corpora.md
     """
     path = Path(path)
-    rows = _read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
+    content = _read_bytes(path)
+    if is_page(content[:512]):
+        raise CorpusError(f"{path}: an HTML page, not the data; look at it, and fetch it again")
+    rows = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
     if rows[-1] == b"":  # the last line ended as it should
         rows.pop()
     lines = []

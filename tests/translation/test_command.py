@@ -154,9 +154,15 @@ def test_translate_and_evaluate_are_parsed() -> None:
         ("train --updates 0", "--updates 0: must be greater than 0"),
         ("train --pair de-fr", "de-fr"),
         ("train --corpus files", "--train-files"),
-        ("train --corpus files --pair de --train-files a b --valid-files a b", "--pair de"),
-        ("prepare p --pair de-/../../x --train-files a b --valid-files a b", "--pair de-/../../x"),
-        ("prepare p --pair de-de --train-files a b --valid-files a b", "two languages, as de-en"),
+        ("train --corpus files --pair de --train-files a b --valid-files a b", "--pair 'de'"),
+        (
+            "prepare p --pair de-/../../x --train-files a b --valid-files a b",
+            "--pair 'de-/../../x'",
+        ),
+        (
+            "prepare p --pair de-de --train-files a b --valid-files a b",
+            "give two different languages",
+        ),
         ("evaluate --hypotheses a --references b --beam 5", "--beam: is for a system"),
         ("evaluate --hypotheses a --references b --split val", "--split: is for a system"),
         ("evaluate --hypotheses a --references b --averaged", "--averaged: is for a system"),
@@ -431,6 +437,9 @@ def test_evaluate_two_files(tmp_path: Path, capsys: Capture) -> None:
     assert "line 3 has no partner" in fails(capsys, *words)
     write(tmp_path / "is", [])
     assert "is: the file is empty" in fails(capsys, *words)
+    page = write(tmp_path / "page", ["<!DOCTYPE html>", "<p>404</p>"])
+    words = ("evaluate", "--hypotheses", page, "--references", page)
+    assert "page: an HTML page" in fails(capsys, *words)
 
 
 def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
