@@ -80,6 +80,7 @@ from annotated_transformer.translation.checkpoints import (
     save_training,
     snapshots,
     training_tensors,
+    trainings,
     weights,
 )
 from annotated_transformer.translation.corpora import ParallelText
@@ -631,10 +632,11 @@ def fresh_model(
     return config.build(len(tokenizers[0]), len(tokenizers[1]))
 
 
-def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: int = 0) -> None:
     """Raise UsageError if a folder's training was begun with other options or another text.
 
-    The number of updates may grow: no update depends on how many follow.
+    The number of updates may be any from those that were ``done``: no update depends on how
+    many follow.
 
     Defined in: book/translation/system.md
     """
@@ -642,7 +644,7 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
     old, new = {**asdict(Training()), **before.get("options", {})}, now["options"]
     first = ("model", "corpus", "preset")  # they change the defaults of others
     for name in (*first, *sorted((old.keys() | new.keys()).difference(first))):
-        if name == "updates" and old[name] < new[name]:
+        if name == "updates" and new[name] >= done:
             continue
         if old.get(name) != new.get(name):
             was, now_is = ("unset" if o.get(name) is None else o[name] for o in (old, new))
@@ -801,7 +803,8 @@ class Run:
     def _load(self, text: ParallelText | Prepared) -> System:
         system = load_system(self.folder, weights=None)
         described = self._described(text)
-        check_same(system.training, described, self.folder)
+        done = max((int(path.stem) for path in trainings(self.folder)), default=0)
+        check_same(system.training, described, self.folder, done)
         if system.training != described:
             system.training = described
             save_description(system, self.folder)

@@ -417,6 +417,21 @@ def test_a_finished_training_goes_on_to_more_updates(straight: Run, tmp_path: Pa
         Run(replace(OPTIONS, updates=3), tmp_path, TEXTS)
 
 
+def test_an_interrupted_training_may_end_earlier(
+    straight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(3, patch, lambda: signal.raise_signal(signal.SIGINT))
+        run = Run(replace(OPTIONS, updates=20), tmp_path, TEXTS)
+        assert not run.go(progress=False)
+    assert run.state["updates"] == 4
+    with pytest.raises(UsageError, match="--updates 20, not 3"):
+        Run(replace(OPTIONS, updates=3), tmp_path, TEXTS)
+    assert Run(OPTIONS, tmp_path, TEXTS).go(progress=False)
+    assert weights_of(tmp_path) == weights_of(straight.folder)
+    assert load_system(tmp_path).training == straight.system.training
+
+
 def test_a_training_begun_before_an_option_existed_goes_on(straight: Run, tmp_path: Path) -> None:
     shutil.copytree(straight.folder, tmp_path / "old")
     path = tmp_path / "old" / "config.json"
