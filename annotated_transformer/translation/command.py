@@ -613,15 +613,16 @@ class Ablation:
         corpus = system.training.get("options", {}).get("corpus", "none")
         if corpus not in TEST:
             raise UsageError(f"{self.model}: was trained on {corpus}; needs {', '.join(TEST)}")
-        load_system(self.model, weights=AVERAGED)  # is it there? before the first search
+        averaged = load_system(self.model, weights=AVERAGED)  # missing: before the first search
+        systems = {WEIGHTS: system, AVERAGED: averaged}
+        for each in systems.values():
+            prepare_device(each)
         split, pair = self.split or TEST[corpus], "-".join(system.languages)
         test = load_corpus(corpus, pair, split, mirror=self.mirror, progress=not self.quiet)
         steps: list[dict[str, Any]] = []
         before: list[str] | None = None
         for name, weights, beam, alpha in SEARCHES:
-            system = load_system(self.model, weights=weights)
-            prepare_device(system)
-            step, before = self.measure(system, test, beam, alpha, before)
+            step, before = self.measure(systems[weights], test, beam, alpha, before)
             steps.append({"name": name, **step})
             bleu, gain = step["scores"]["bleu"], ""
             if "gain" in step:
@@ -821,7 +822,7 @@ def parse(args: Sequence[str]) -> Command:
             known[name[2:]] = value if given else following
     recipe = find_recipe(**{"corpus": "grammar", **known})
     corpus = known.get("corpus", "files")
-    large = corpus not in CORPORA or corpus not in RECIPES
+    large = corpus not in CORPORA or corpus not in RECIPES  # wmt14, and who knows what files
     preparation = Preparation(vocabulary=RECIPES["prepared" if large else corpus].vocabulary)
     box = io.StringIO()
     try:

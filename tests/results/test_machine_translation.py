@@ -35,13 +35,18 @@ def test_claim_6_1a_can_fail(old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, "6.1a", old, new)
 
 
-AVERAGED, BEST = 'bleu_of(r, f"{SAME}, averaged")', "bleu_of(r, SAME)"
+AVERAGED, BEST = 'bleu_of(r, f"{SEARCH}, averaged")', "bleu_of(r, SEARCH)"
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         (f"{AVERAGED} - {BEST}", f"{BEST} - {AVERAGED}"),
+        (
+            'step["interval"] for step in steps))  # no loss',
+            "[-3, -1] for step in steps))  # no loss",
+        ),
+        ("(low > 0 for low, _", "(low > 9 for low, _"),
         ("folder = find_records()", "folder = None"),  # it reads records, or it says nothing
     ],
 )

@@ -403,29 +403,6 @@ def test_limits_follow_each_source():
     assert len(beam_search(short, [[4]], beam=2)[0][0].tokens) <= 12
 
 
-LONG = [4, 5, 6, 7] * 60  # 240 tokens
-
-
-@pytest.mark.parametrize(
-    ("positions", "max_len", "extra", "written"),
-    [
-        (600, None, 50, len(LONG) + 50),  # the paper's limit for translation
-        (600, None, 300, len(LONG) + 300),  # and for parsing
-        (600, 256, 50, 256),  # what the caller asks for
-        (600, 700, 50, len(LONG) + 50),
-        (270, None, 50, 270),  # what the model has
-        (270, 280, 50, 270),
-    ],
-)
-def test_an_output_without_end_is_as_long_as_allowed(positions, max_len, extra, written):
-    net = model(ends=-1e4, max_len=positions)
-    net.generator.proj.bias.detach()[PAD] = -1e4  # which would be stripped
-    short = min(written, 1 + extra)
-    for beam in (1, 2):
-        found = beam_search(net, [LONG, [4]], beam=beam, max_len=max_len, extra=extra)
-        assert [len(best.tokens) for (best,) in found] == [written, short]
-
-
 def pads(h: Hypothesis) -> int:
     """How many paddings were generated, and stripped: the score tells the length."""
     ratio = h.log_probability / h.score  # ((5 + length) / 6) ** alpha

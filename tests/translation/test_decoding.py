@@ -9,6 +9,7 @@ from annotated_transformer.model.attention import padding_mask, subsequent_mask
 from annotated_transformer.model.transformer import EncoderDecoder, make_model
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import pad_sequences
+from annotated_transformer.translation.beam_search import beam_search
 from annotated_transformer.translation.decoding import (
     greedy_decode,
     greedy_decode_uncached,
@@ -202,6 +203,9 @@ def test_an_output_without_end_is_as_long_as_allowed(positions, max_len, extra, 
     short = min(written, 1 + extra)
     found = greedy_search(net, [LONG, [4]], max_len, extra=extra)
     assert [len(output) for output in found] == [written, short]
+    for beam in (1, 2):
+        every = beam_search(net, [LONG, [4]], beam=beam, max_len=max_len, extra=extra)
+        assert [len(best.tokens) for (best,) in every] == [written, short]
 
 
 def test_no_gradient_is_kept_and_the_mode_stays():
