@@ -540,12 +540,13 @@ def _prepare(
         remove_leftovers(place)
     write_atomically(folder / "plan.json", _json(plan))
     reports = _clean_all(folder, files, options, progress, say)
-    with worker_pool(workers or processors()) as pool:
-        if not (folder / "tokenizer.json").exists():
-            say(f"learning {options.vocabulary} sub-words")
-            counts = [min(SHARD, left) for left in range(reports["train"]["kept"], 0, -SHARD)]
-            pieces = sorted((folder / "text").glob("train-*.txt"))
+    if not (folder / "tokenizer.json").exists():
+        say(f"learning {options.vocabulary} sub-words")
+        counts = [min(SHARD, left) for left in range(reports["train"]["kept"], 0, -SHARD)]
+        pieces = sorted((folder / "text").glob("train-*.txt"))
+        with worker_pool(1) as pool:  # its memory goes with its process
             pool.submit(_learn, folder, pieces, counts, options.vocabulary).result()
+    with worker_pool(workers or processors()) as pool:
         _encode_all(folder, options, pool, progress, say)
     shards = _summary(folder)
     _report_long(reports, shards, options, say)
