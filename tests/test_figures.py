@@ -114,7 +114,7 @@ def test_heatmap_writes_each_value_at_its_place(kind):
     assert heights["der"] > heights["Hund"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_heatmap_colours_follow_values(rows, columns, random):
     values = np.array([[random.random() for _ in range(columns)] for _ in range(rows)])

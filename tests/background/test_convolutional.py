@@ -93,7 +93,7 @@ def oracle(model, src, tgt):
     return x
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, kernels, depths, st.integers(1, 6), st.integers(1, 6))
 def test_equals_the_equations_in_value_and_gradient(seed, kernel, layers, m, n):
     model = make(seed, kernel, layers)
@@ -105,7 +105,7 @@ def test_equals_the_equations_in_value_and_gradient(seed, kernel, layers, m, n):
     assert_equal(grads(ours, used), grads(theirs, used))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, kernels, st.integers(1, 7), st.booleans())
 def test_windows_are_what_a_loop_finds(seed, kernel, n, causal):
     torch.manual_seed(seed)
@@ -132,7 +132,7 @@ def padding_shows(seed, kernel, layers, lengths, more):
     return not torch.allclose(together, torch.stack(alone), rtol=1e-9, atol=1e-10)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, kernels, depths, batches, st.integers(0, 3))
 def test_padding_changes_nothing(seed, kernel, layers, lengths, more):
     assert not padding_shows(seed, kernel, layers, lengths, more)
@@ -177,7 +177,7 @@ def test_attention_to_padding_is_noticed(monkeypatch):
     assert padding_shows(0, 3, 2, [2, 5], 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, batches)
 def test_memory_of_padding_is_zero(seed, lengths):
     src, keep = sources(lengths, more=2)
@@ -196,7 +196,7 @@ def future_shows(model, seed, n, place):
     return not torch.equal(before, after)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, kernels, depths, st.integers(2, 8), st.data())
 def test_future_does_not_show(seed, kernel, layers, n, data):
     place = data.draw(st.integers(0, n - 1))
@@ -245,7 +245,7 @@ def follow_all(model, data_seed, lengths, beam, count):
         alive = len(chosen)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, kernels, depths, batches, st.integers(1, 4), st.integers(1, 9))
 def test_steps_equal_those_that_read_everything_again(seed, kernel, layers, lengths, beam, count):
     model = make(seed, kernel, layers)

@@ -92,7 +92,7 @@ def distance(ours, other, seed, lengths):
 # --- equal to PyTorch's ----------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seeds,
     st.sampled_from(KINDS),
@@ -226,7 +226,7 @@ def test_what_stands_at_padding_does_not_matter(kind, junk):
     assert (h[:, 2] == 0).all()  # no words: the state stays where it began
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, st.sampled_from(KINDS), st.integers(1, 5))
 def test_state_goes_on_where_it_stopped(seed, kind, cut):
     torch.manual_seed(seed)

@@ -157,7 +157,7 @@ lists_of_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lengths=lists_of_lengths, extra=st.integers(0, 3), layers=st.integers(1, 2), seed=seeds)
 def test_padding_never_changes_a_result(form, lengths, extra, layers, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -291,7 +291,7 @@ def run_search(kind, form, layers, beam, lengths, seed):
 
 @pytest.mark.parametrize("kind", ["state", "prefix"])
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     layers=st.integers(1, 2),
     beam=st.integers(1, 3),

@@ -96,7 +96,7 @@ def sentences(batches: list[Batch]) -> list[tuple[tuple[int, ...], tuple[int, ..
     return sorted(tuple(tuple(i for i in side if i != PAD) for side in pair) for pair in both)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(count=st.integers(1, 40), batches=st.integers(1, 6), seed=st.integers(0, 99))
 def test_both_ways_cut_the_same_sentences(count: int, batches: int, seed: int) -> None:
     work = dataclasses.replace(TOY, sentences=count, batches=batches, seed=seed)
@@ -320,7 +320,7 @@ def equal_lengths(n: int, pairs: int, vocab: int) -> Batch:
     return Batch(src, tgt)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     layers=st.integers(1, 3), h=st.integers(1, 3), d_k=st.integers(1, 5), d_v=st.integers(1, 5),
     d_ff=st.integers(1, 9), vocab=st.integers(7, 20), pairs=st.integers(1, 3), n=st.integers(1, 6),

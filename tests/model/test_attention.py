@@ -48,7 +48,7 @@ def assert_equal(ones, others, atol=1e-12):
         torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, sizes, sizes, sizes, sizes, st.sampled_from([0.0, 0.3, 0.8, 1.0]))
 def test_agrees_with_the_kernel_in_value_and_gradient(seed, n, m, d_k, d_v, share):
     q, k, v = draw(seed, (2, 3, n, d_k), (2, 3, m, d_k), (2, 3, m, d_v))
@@ -75,7 +75,7 @@ def test_agrees_with_loops():
         torch.testing.assert_close(output[i], total)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, sizes, sizes)
 def test_weights_are_shares_of_what_may_be_seen(seed, n, m):
     q, k = draw(seed, (n, 4), (m, 4))
@@ -86,7 +86,7 @@ def test_weights_are_shares_of_what_may_be_seen(seed, n, m):
     torch.testing.assert_close(weights.sum(-1), mask.any(-1).double())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, st.integers(2, 6))
 def test_no_leak_from_what_is_hidden(seed, n):
     (x, wild) = draw(seed, (1, n, 4), (1, n, 4))

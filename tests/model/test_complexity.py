@@ -65,7 +65,7 @@ class Largest(TorchDispatchMode):
 # --- the layers ------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seeds, st.integers(1, 19), odd, st.none() | st.integers(1, 8), st.integers(1, 3), st.booleans()
 )
@@ -89,7 +89,7 @@ def test_windows_equal_a_loop_over_queries(seed, n, r, block, h, padded):
     assert_equal([quick, *slopes(quick, (q, k, v))], [plain, *slopes(plain, (q, k, v))])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, st.integers(1, 12), odd, st.sampled_from([1, 2]), st.booleans())
 def test_restricted_layer_equals_the_masked_one(seed, n, r, h, padded):
     torch.manual_seed(seed)
@@ -139,7 +139,7 @@ def test_windows_make_no_square_matrix(block):
     assert quick.most <= 4 * n * r * d < n * n / 3
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, st.integers(1, 7))
 def test_recurrent_layer_equals_pytorchs(seed, n):
     torch.manual_seed(seed)
@@ -157,7 +157,7 @@ def test_recurrent_layer_equals_pytorchs(seed, n):
     assert_equal([mine(x)], [other(x)[0]])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.integers(1, 9), odd, st.integers(1, 4), st.booleans())
 def test_convolution_is_a_sum_over_places(seed, n, k, dilation, causal):
     torch.manual_seed(seed)
@@ -230,7 +230,7 @@ def test_fused_kernel_of_a_cpu_is_not_counted():
     assert operations(SelfAttention(4), x)["pairs"] == 4 * 6 * 6 * 4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(-3, 3), st.floats(-3, 3), st.floats(0.1, 100))
 def test_exponents_are_found(a, b, factor):
     sizes = [{"n": n, "d": d} for n in (2, 5, 11) for d in (3, 4, 20)]
@@ -309,7 +309,7 @@ def test_connected_agrees_with_disturbing_each_input(make):
         assert torch.equal(connected(layer, x)[:, j], moved)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 4).map(lambda i: 2 * i + 1), st.booleans())
 def test_stacks_connect_as_soon_as_counted(n, k, causal):
     x = normal(n, 2)

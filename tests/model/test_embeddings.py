@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**31)
 kinds = pytest.mark.parametrize("kind", [PositionalEncoding, LearnedPositions])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.lists(st.integers(1, 4), max_size=3), st.integers(1, 9), st.integers(1, 9))
 def test_an_embedding_is_a_product_with_a_one_hot_vector(seed, shape, d_model, vocab):
     torch.manual_seed(seed)
@@ -35,7 +35,7 @@ def test_an_embedding_is_a_product_with_a_one_hot_vector(seed, shape, d_model, v
     torch.testing.assert_close(mine, other)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 12), st.integers(1, 17))
 def test_sinusoids_are_the_parts_of_complex_powers(length, d_model):
     table = sinusoid(length, d_model, torch.float64)
@@ -52,7 +52,7 @@ def test_far_positions_keep_their_digits_in_single_precision():
     assert (sinusoid(100_000, 8).double() - exact).abs().max() < 1e-7
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 500))
 def test_a_shift_is_one_rotation(k, pos, other):
     table = sinusoid(600, 8, torch.float64).view(600, 4, 2)

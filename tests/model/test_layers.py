@@ -27,7 +27,7 @@ def normal(*shape):
     return torch.randn(*shape, dtype=torch.float64).requires_grad_()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.lists(st.integers(1, 4), max_size=3))
 def test_feed_forward_is_two_convolutions(seed, shape):
     torch.manual_seed(seed)
@@ -58,7 +58,7 @@ def test_feed_forward_drops_hidden_units_in_training_only():
     torch.testing.assert_close(trained[trained > 0], 2 * evaluated[trained > 0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.lists(st.integers(0, 7), max_size=3), st.sampled_from([0.01, 0.1, 0.5, 0.9]))
 def test_dropout_zeroes_or_scales(seed, shape, p):
     torch.manual_seed(seed)

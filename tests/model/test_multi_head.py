@@ -55,7 +55,7 @@ def keep_of(lengths):
     return torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.sampled_from([1, 2, 4]), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3))
 def test_equals_pytorchs_layer(seed, h, n, m, distinct):
     layer = make(h, seed=seed)
@@ -115,7 +115,7 @@ def test_attention_dropout_acts_in_training_only():
     assert layer.attn is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batches, seeds)
 def test_pack_and_unpack_are_inverse_and_adjoint(lengths, seed):
     torch.manual_seed(seed)
@@ -130,7 +130,7 @@ def test_pack_and_unpack_are_inverse_and_adjoint(lengths, seed):
     assert torch.autograd.gradcheck(rows.unpack, normal(sum(lengths), 3))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batches, seeds, st.integers(1, 3), st.integers(1, 3))
 def test_split_takes_each_piece_to_its_place_and_join_brings_it_back(lengths, seed, parts, h):
     torch.manual_seed(seed)
@@ -154,7 +154,7 @@ def test_a_sentence_without_keys_takes_the_detour_and_gets_zeros():
     assert_equal([found[2:]], [layer.out_proj.bias.expand(3, 8)])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, st.integers(1, 9), st.booleans())
 def test_affine_is_linear(seed, rows, packed):
     torch.manual_seed(seed)
@@ -173,7 +173,7 @@ def packed_run(layer, x, memory, mask, queries, keys):
     return layer(q, k, k, PackedMask(mask, queries, keys))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batches, seeds, st.booleans())
 def test_packed_equals_padded_in_self_attention(lengths, seed, causal):
     layer, keep = make(seed=seed), keep_of(lengths)
@@ -187,7 +187,7 @@ def test_packed_equals_padded_in_self_attention(lengths, seed, causal):
     assert_equal(slopes(packed, inputs), slopes(padded, inputs))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4), seeds)
 def test_packed_equals_padded_between_two_sentences(pairs, seed):
     layer = make(seed=seed)
@@ -209,7 +209,7 @@ def test_a_packed_batch_equals_its_sentences_one_by_one():
     assert_equal([packed], [torch.cat(alone)])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), seeds)
 def test_cached_equals_uncached_in_any_pieces(pieces, seed):
     layer, n = make(seed=seed), sum(pieces)

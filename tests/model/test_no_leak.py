@@ -54,7 +54,7 @@ def run(mode, model, src, tgt, src_keep, tgt_keep):
 
 
 @modes
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seeds, lengths, orders, st.data())
 def test_the_future_is_not_seen(mode, seed, lengths, norm, data):
     model, (src_keep, tgt_keep) = make(norm, seed), keeps(lengths)
@@ -72,7 +72,7 @@ def test_the_future_is_not_seen(mode, seed, lengths, norm, data):
 
 
 @modes
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seeds, lengths, orders)
 def test_padding_is_not_seen(mode, seed, lengths, norm):
     model, (src_keep, tgt_keep) = make(norm, seed), keeps(lengths)
@@ -87,7 +87,7 @@ def test_padding_is_not_seen(mode, seed, lengths, norm):
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "train" not in mode])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds, lengths, orders, st.integers(1, 3))
 def test_more_padding_changes_nothing(mode, seed, lengths, norm, extra):
     model, (src_keep, tgt_keep) = make(norm, seed), keeps(lengths)
@@ -100,7 +100,7 @@ def test_more_padding_changes_nothing(mode, seed, lengths, norm, extra):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds, lengths, orders, st.data())
 def test_no_gradient_flows_to_the_future_or_to_padding(training, seed, lengths, norm, data):
     model, (src_keep, tgt_keep) = make(norm, seed).train(training), keeps(lengths)

@@ -109,7 +109,7 @@ def twin_of(model, norm, training):
 @orders
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds, lengths)
 def test_equals_pytorchs_transformer(norm, training, seed, lengths):
     src, tgt, src_mask, tgt_mask = pairs(lengths, seed)
@@ -148,7 +148,7 @@ def cached(model, src, tgt, src_mask, widths=()):
     return torch.cat(outputs, dim=1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seeds, lengths, st.sampled_from(["post", "pre"]), st.booleans())
 def test_cached_equals_uncached(seed, lengths, norm, learned):
     model = make(norm, seed, positions="learned" if learned else "sinusoid", max_len=8).eval()
@@ -182,7 +182,7 @@ def test_a_cache_follows_its_sentences():
 
 
 @orders
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds, lengths)
 def test_packed_equals_padded(norm, seed, lengths):
     src, tgt, src_mask, tgt_mask = pairs(lengths, seed)
@@ -195,7 +195,7 @@ def test_packed_equals_padded(norm, seed, lengths):
 
 
 @pytest.mark.parametrize("mode", ["padded", "packed"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds, lengths)
 def test_a_batch_of_many_equals_one_by_one(mode, seed, lengths):
     src, tgt, src_mask, tgt_mask = pairs(lengths, seed)
@@ -243,7 +243,7 @@ def test_too_long_sentences_are_refused_in_every_form(positions):
 # Making a model
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.integers(1, 3),
     st.sampled_from([(8, 2, None, None), (12, 4, 5, 7), (6, 4, 2, 3), (10, 1, 3, None)]),

@@ -356,7 +356,7 @@ def slow_best(row):
     return max(range(len(row)), key=lambda j: row[j])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sentences())
 def test_hits_against_a_slow_count(example):
     maps, links = example
@@ -371,7 +371,7 @@ def test_hits_against_a_slow_count(example):
             assert math.isclose(found[layer, head], right / asked, abs_tol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sentences())
 def test_alignment_error_against_a_slow_count(example):
     maps, links = example
@@ -387,7 +387,7 @@ def test_alignment_error_against_a_slow_count(example):
             assert math.isclose(found[layer, head], 1 - 2 * common / (given_ + sure), abs_tol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(sentences(), st.sampled_from(["encoder", "decoder"]))
 def test_chance_is_the_mean_of_blind_heads(example, part):
     maps, links = example

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annotated_transformer.notation import BOS, EOS, PAD
@@ -79,7 +79,6 @@ def test_to_a_device():
     assert Batch(batch.src, pad=4).to(cpu).pad == 4
 
 
-@settings(deadline=None)
 @given(LENGTHS, st.integers(60, 400), st.integers(1, 5), st.integers(0, 5), st.booleans())
 def test_the_budget_is_never_broken(lengths, budget, pool, seed, shuffle):
     batches = token_batches(lengths, budget, pool=pool, seed=seed, shuffle=shuffle)

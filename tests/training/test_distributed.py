@@ -58,7 +58,7 @@ def rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
 # --- shares ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pairs=SIDES, size=st.integers(1, 5))
 def test_shares_are_all_of_the_batch_and_even(pairs: Any, size: int) -> None:
     batch = make_batch([s for s, _ in pairs], [t for _, t in pairs])
@@ -74,7 +74,7 @@ def test_shares_are_all_of_the_batch_and_even(pairs: Any, size: int) -> None:
         assert part.tgt_keep.any(0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(count=st.integers(1, 9), size=st.integers(1, 4))
 def test_micro_batches_are_dealt_out_and_all_have_equally_many(count: int, size: int) -> None:
     chance = torch.Generator().manual_seed(count)

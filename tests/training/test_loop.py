@@ -54,7 +54,7 @@ def near(first, second, tolerance):
 FIXED = [([4, 5, 6], [7]), ([8], [9, 10, 11, 12, 4]), ([], []), ([5, 5], [6, 6, 6])]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(pairs, st.sampled_from([0.0, 0.1, 0.6]), st.sampled_from(["post", "pre"]))
 def test_packed_loss_is_the_padded_one_in_value_and_gradient(of, smoothing, norm):
     net, one = model(norm=norm), batch(of)
@@ -68,7 +68,7 @@ def test_packed_loss_is_the_padded_one_in_value_and_gradient(of, smoothing, norm
     assert abs(nll / one.ntokens - plain_loss(net, one, 0.0)) < 1e-10
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(pairs, st.data())
 def test_accumulated_batches_are_the_big_batch(of, data):
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(of) - 1)), max_size=4)))
@@ -184,7 +184,7 @@ def test_fit_learns():
     assert losses[-1] < losses[0] / 4
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(pairs, st.booleans())
 def test_evaluation_leaves_the_model_as_it_was(of, training):
     net = model(dropout=0.5).train(training)

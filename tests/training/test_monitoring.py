@@ -80,7 +80,7 @@ def config_of(layers: int, h: int, d_k: int, d_v: int, d_ff: int) -> ModelConfig
     return ModelConfig(N=layers, d_model=6, d_ff=d_ff, h=h, d_k=d_k, d_v=d_v, max_len=8)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(pairs=st.integers(1, 3), source=st.integers(2, 6), target=st.integers(2, 6), **SIZES)
 def test_products_are_counted_as_pytorch_counts_them(
     pairs: int, source: int, target: int, vocab: int, **sizes: int
@@ -91,7 +91,7 @@ def test_products_are_counted_as_pytorch_counts_them(
     assert batch_flops(config, vocab, [source] * pairs, [target] * pairs) == expected
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     pairs=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=4), **SIZES
 )
@@ -257,7 +257,7 @@ NUMBERS = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.lists(NUMBERS, max_size=6), cut=st.integers(0, 400))
 def test_a_file_cut_anywhere_loses_one_line_at_most(
     rows: list[dict[str, float]], cut: int, tmp_path_factory: pytest.TempPathFactory

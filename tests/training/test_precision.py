@@ -186,7 +186,7 @@ def test_the_norm_of_all_gradients() -> None:
 # --- compiled --------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 7), st.integers(2, 40))
 def test_a_bucket_changes_no_token(sentences: int, longest: int) -> None:
     batch = some_batch(sentences, longest, seed=sentences)

@@ -118,7 +118,7 @@ def test_the_divergence_is_zero_at_its_target():
         assert abs(loss.item()) < 1e-12
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEED, st.integers(0, 40), st.integers(1, 30), SMOOTHING, st.floats(0.1, 3))
 def test_fused_loss_equals_pytorch(seed, rows, vocab, smoothing, scale):
     generator = torch.Generator().manual_seed(seed)

@@ -91,7 +91,7 @@ def test_a_stop_changes_nothing(name: str, tmp_path: Path) -> None:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(sorted(SMALL)),
     seed=st.integers(0, 10_000),

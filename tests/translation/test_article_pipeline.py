@@ -29,7 +29,7 @@ def dataset(lengths: list[tuple[int, int]]) -> Dataset:
 LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, budget=st.integers(22, 200), train=st.booleans())
 def test_no_batch_is_over_its_budget_and_every_sentence_is_in_one(
     lengths: list[tuple[int, int]], budget: int, train: bool

@@ -80,7 +80,7 @@ seeds = st.integers(0, 10**6)
 alphas = st.sampled_from([0.0, 0.3, 0.6, 1.0, 2.5])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.integers(5, 6), st.integers(1, 3), alphas, st.floats(-2, 2))
 def test_a_wide_beam_finds_every_output(seed, size, limit, alpha, ends):
     net = model(seed, ends, size)
@@ -96,7 +96,7 @@ def test_a_wide_beam_finds_every_output(seed, size, limit, alpha, ends):
     assert {(tuple(h.tokens), round(h.log_probability, 9)) for h in found} == truth
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.integers(1, 6), st.integers(1, 4), alphas, st.floats(-2, 2))
 def test_what_any_beam_finds_is_real_and_never_better_than_the_best(seed, beam, limit, alpha, ends):
     net = model(seed, ends, 5)
@@ -110,7 +110,7 @@ def test_what_any_beam_finds_is_real_and_never_better_than_the_best(seed, beam, 
         assert any(math.isclose(h.score, s, abs_tol=1e-9) for s in scores)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seeds,
     sentences,
@@ -141,7 +141,7 @@ def test_batched_cached_and_early_is_the_plain_search(
         assert_same(a, b)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, sentences, st.integers(0, 9), st.integers(-2, 6), st.floats(-1, 4), alphas)
 def test_a_beam_of_one_is_greedy(seed, sources, max_len, extra, ends, alpha):
     net = model(seed, ends)
@@ -284,7 +284,7 @@ def searches(draw: st.DrawFn) -> tuple[EncoderDecoder, list[list[int]], dict[str
     return net.float(), draw(sentences), {**options, "n_best": draw(st.integers(1, beam))}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(searches())
 def test_fast_steps_alone_and_in_a_batch_find_what_double_precision_does(search):
     """Where float32 cannot turn a decision round; and always, what is found has its true score."""
@@ -334,7 +334,7 @@ def test_draws_are_decided_by_order():
     assert beam_search(net, [[4]] * 3, beam=3, max_len=4)[1][0] == found[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seeds,
     st.integers(1, 3),
@@ -367,7 +367,7 @@ def test_best_continuations_are_those_of_a_full_sort(seed, rows, beam, size, kin
     assert (values[~real] == -torch.inf).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.integers(1, 4 * CHUNK))
 def test_chunk_maxima(seed, size):
     logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed))
@@ -375,7 +375,7 @@ def test_chunk_maxima(seed, size):
     assert torch.equal(chunk_maxima(logits), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.integers(1, 300), st.sampled_from([0.01, 1.0, 30.0]))
 def test_log_total_is_logsumexp(seed, size, scale):
     logits = scale * torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed))

@@ -164,7 +164,7 @@ def test_kill_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=4),
     kinds=st.lists(st.sampled_from(TYPES), min_size=4, max_size=4),
@@ -199,7 +199,7 @@ def test_a_transposed_tensor_comes_back(tmp_path: Path) -> None:
     assert torch.equal(load_tensors(tmp_path / "t")[0]["t"], tensor)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 0.999), cut=st.booleans())
 def test_an_altered_file_is_refused(tmp_path: Path, place: float, cut: bool) -> None:
     path = tmp_path / "t"
@@ -425,7 +425,7 @@ def test_fingerprint() -> None:
 # --- averages ------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     values=st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=6),
     half=st.booleans(),

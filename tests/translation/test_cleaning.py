@@ -54,7 +54,7 @@ def write(path: Path, content: bytes) -> Path:
 texts = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans())
 def test_a_stream_has_the_lines_of_the_list(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], end: str, packed: bool, bom: bool
@@ -137,7 +137,6 @@ def test_reasons(source: str, target: str, reason: str) -> None:
 numbers = st.integers(0, 2**64 - 1) | st.integers(0, 20)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(numbers)))
 def test_seen_is_a_set(blocks: list[list[int]]) -> None:
     seen, known = Seen(), set[int]()
@@ -170,7 +169,6 @@ def cleaned(
     return list(clean(("s", source), ("t", target), report, **options)), report
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.sampled_from(["a", " a ", "b c", "", "d " * 9, "\udc80"])] * 2)))
 def test_cleaning_is_what_the_rules_say_line_by_line(pairs: list[tuple[str, str]]) -> None:
     kept, report = cleaned(pairs)
@@ -239,7 +237,7 @@ def test_sides_that_fit_raise_no_alarm(size: int) -> None:
     assert check_in_blocks(LENGTHS[:1000] if size < 10 else LENGTHS, size) is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 2500), st.sampled_from([0, 1]), st.sampled_from([1, 2]), st.integers(400, 5000)
 )

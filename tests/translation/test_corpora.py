@@ -45,7 +45,7 @@ def write(path: Path, content: bytes) -> Path:
 line_text = st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(line_text, min_size=1), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_reading_gives_back_what_was_written(lines: list[str], end: str, packed: bool) -> None:
     lines = [line.removeprefix("\ufeff") if n == 0 else line for n, line in enumerate(lines)]
@@ -166,7 +166,6 @@ def test_many_blank_lines_are_not_all_listed(tmp_path: Path) -> None:
     assert report.endswith("lines 2, 3, 4, 5, 6, ...")
 
 
-@settings(deadline=None)
 @given(*[st.from_regex(r"[A-Za-z]{2,8}", fullmatch=True)] * 2)
 def test_two_codes_of_letters_are_a_pair(source: str, target: str) -> None:
     if source.lower() == target.lower():
@@ -187,7 +186,6 @@ def test_what_is_no_pair(pair: str) -> None:
     assert "as de-en" in text
 
 
-@settings(deadline=None)
 @given(st.text(), st.sampled_from(["/", "\\", ".", "\0", " ", ":", "\n", "\u2044"]), st.text())
 def test_a_path_is_no_language(before: str, sign: str, after: str) -> None:
     for pair in (f"de-{before}{sign}{after}", f"{before}{sign}{after}-de"):
@@ -200,7 +198,7 @@ def segments(*rows: tuple[str, str], doc: str = "7") -> str:
     return f'<mteval>\n<doc docid="{doc}" genre="x">\n<title>T</title>\n{inside}</doc>\n</mteval>\n'
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["C", "Z"])), min_size=1, max_size=5)
 )

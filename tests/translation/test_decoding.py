@@ -57,7 +57,7 @@ def prefix_by_prefix(net: EncoderDecoder, source: list[int], limit: int) -> list
     return [y for y in ys[1:] if y != PAD]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seeds,
     sentences,
@@ -75,7 +75,7 @@ def test_cached_is_uncached(seed, sources, max_len, size, norm, kind):
     assert torch.equal(greedy_decode(net, src, mask, max_len, BOS), plain)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, sentences, st.integers(0, 7), st.integers(-3, 3), st.floats(0, 3))
 def test_search_is_the_definition_sentence_by_sentence(seed, sources, max_len, extra, ends):
     net = model(seed, ends)
@@ -96,7 +96,7 @@ def test_the_examples_above_have_many_outputs_and_ends():
     assert any(len({len(output) for output in outputs}) > 2 for outputs in found)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds, sentences, st.integers(2, 9))
 def test_ends_and_padding(seed, sources, max_len):
     net = model(seed, ends=1.0)
@@ -131,7 +131,7 @@ def test_finished_sentences_leave_the_batch(monkeypatch):
     assert out[1].tolist() == [BOS, *[PAD] * 5]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seeds, sentences, st.integers(1, 6))
 def test_padding_of_the_source_does_not_matter(seed, sources, more):
     net = model(seed)

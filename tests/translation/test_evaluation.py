@@ -36,7 +36,7 @@ def spoiled(seed: int, errors: float) -> list[str]:
 SENTENCES = st.lists(st.sampled_from("abc"), max_size=8).map(" ".join)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pairs=st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=4))
 def test_bleu_is_that_of_sacrebleu(pairs: list[tuple[str, str]]) -> None:
     counts = np.array([bleu_counts(h.split(), r.split()) for h, r in pairs]).sum(axis=0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annotated_transformer.translation import grammar
@@ -394,7 +394,6 @@ def test_grammar_refuses_what_it_does_not_have() -> None:
         grammar_pairs("train", -1)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["der", "Mann", ",", ".", "?", "geht"])))
 def test_detokenise_keeps_the_words(words: list[str]) -> None:
     text = detokenise(words)

@@ -63,7 +63,6 @@ def plain(shard: Shard | ShardedText) -> list[tuple[list[int], list[int]]]:
     return [(source.tolist(), target.tolist()) for source, target in pairs]
 
 
-@settings(deadline=None)
 @given(id_pairs)
 def test_a_shard_gives_back_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[list[int], list[int]]]
@@ -118,7 +117,7 @@ def write_all(folder: Path, parts: Sequence[Sequence[tuple[list[int], list[int]]
 small = st.lists(st.integers(4, 99), max_size=6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.tuples(small, small), max_size=6), min_size=1, max_size=4), st.data())
 def test_shards_are_one_text(
     tmp_path_factory: pytest.TempPathFactory, parts: Any, data: st.DataObject
@@ -198,7 +197,7 @@ def test_a_pair_that_fits_no_batch_is_named() -> None:
 line = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(line, line), max_size=25))
 def test_pieces_give_back_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]
@@ -422,8 +421,8 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     assert process.stderr is not None
     for text in process.stderr:
         if text.startswith("learning"):
-            time.sleep(0.05)
-            workers = children(process.pid)
+            while not (workers := children(process.pid)):
+                assert process.poll() is None
             process.kill()
             break
     process.wait()
@@ -501,7 +500,6 @@ lines_of_few = st.sampled_from(["a", "a ", "b", "c", "d", "", " "])
 small_text = st.lists(st.tuples(lines_of_few, lines_of_few), max_size=5)
 
 
-@settings(deadline=None)
 @given(st.fixed_dictionaries({"train": small_text, "val": small_text, "test": small_text}))
 def test_every_two_splits_are_compared_in_both_languages(
     splits: dict[str, list[tuple[str, str]]],
@@ -651,7 +649,7 @@ def test_what_cannot_be_prepared(tmp_path: Path, files: Any) -> None:
 pieces_of_paths = st.lists(st.sampled_from(["..", "/", "a", "en", ".", "-", "\\"]), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pieces_of_paths.map("".join).filter(lambda code: not code.isalpha()))
 def test_no_pair_of_languages_leads_out_of_the_folder(
     tmp_path_factory: pytest.TempPathFactory, code: str

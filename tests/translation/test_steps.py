@@ -70,7 +70,7 @@ def readable(
 
 
 @needs_onednn
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 6),
@@ -137,7 +137,7 @@ def test_a_hypothesis_is_its_own_whole_past(kind):
 
 
 @needs_onednn
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 10**6), st.integers(1, 9))
 def test_greedy_decoding_by_fast_steps_is_the_plain_loop(seed, rows):
     net = model(seed)
@@ -218,7 +218,7 @@ def test_outputs_can_be_changed_and_used_in_training():
     loss.backward()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 5),
@@ -248,7 +248,7 @@ def rows_and_matrix(
 
 
 @needs_bfloat16
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 33),
@@ -267,7 +267,7 @@ def test_the_screen_finds_what_the_whole_product_finds(seed, rows, vocab, width,
 
 
 @needs_bfloat16
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 33), st.integers(2, 700), st.integers(1, 700))
 def test_the_bound_of_the_rough_product_holds(seed, rows, vocab, width):
     x, weight, bias = rows_and_matrix(seed, rows, vocab, width)
@@ -299,7 +299,7 @@ def test_the_screen_gives_up_where_it_must():
 
 
 @needs_bfloat16
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 10**6), st.integers(1, 9))
 def test_greedy_decoding_with_a_screen_is_the_plain_loop(seed, rows):
     net, calls = model(seed), []
@@ -337,7 +337,7 @@ def test_measuring_changes_no_random_numbers_and_no_setting():
     assert torch.get_float32_matmul_precision() == setting
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_first_largest_is_argmax(seed, rows):
     values = torch.randn(rows, 7, generator=torch.Generator().manual_seed(seed)).round()
@@ -346,7 +346,7 @@ def test_first_largest_is_argmax(seed, rows):
     assert torch.equal(found, values.argmax(-1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 9), st.integers(1, 5))
 def test_one_query_is_attention(seed, pairs, m, d_k):
     torch.manual_seed(seed)

@@ -184,7 +184,7 @@ def test_lengths_and_batches() -> None:
     assert batch.ntokens == 6
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(done=st.integers(0, 12), accumulate=st.integers(1, 4), seed=st.integers(0, 3))
 def test_updates_to_come_are_those_after_the_ones_done(
     done: int, accumulate: int, seed: int
@@ -208,7 +208,7 @@ def test_updates_to_come_are_those_after_the_ones_done(
 # --- training ------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(done=st.integers(0, 12), accumulate=st.integers(1, 4))
 def test_earlier_epochs_need_not_be_put_in_order_again(done: int, accumulate: int) -> None:
     encoded = Encoded([[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)])

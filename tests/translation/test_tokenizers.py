@@ -67,7 +67,7 @@ anything = st.one_of(
 # ---------------------------------------------------------------------- sub-words
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(anything)
 def test_any_text_comes_back_unchanged(sentence: str) -> None:
     ids = bpe().encode(sentence)
@@ -77,14 +77,13 @@ def test_any_text_comes_back_unchanged(sentence: str) -> None:
     assert len(bpe().tokens(ids)) == len(ids)
 
 
-@settings(deadline=None)
 @given(anything, st.lists(st.sampled_from([PAD, BOS, EOS]), max_size=3))
 def test_special_tokens_are_left_out_of_the_text(sentence: str, after: list[int]) -> None:
     ids = bpe().encode(sentence)
     assert bpe().decode([BOS, *ids, EOS, *after]) == sentence
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 699)))
 def test_any_numbers_can_be_decoded(ids: list[int]) -> None:
     assert isinstance(bpe().decode(ids), str)
@@ -148,7 +147,7 @@ def learned_by_hand(corpus: list[str], count: int) -> list[tuple[str, str]]:
     return merges
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.text("abc ", min_size=1, max_size=12), min_size=5, max_size=15))
 def test_the_merges_are_the_most_frequent_pairs(corpus: list[str]) -> None:
     corpus = [" ".join(line.split()) for line in corpus]
@@ -218,7 +217,7 @@ def test_a_generator_will_do() -> None:
 # --------------------------------------------------------------------------- words
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(anything)
 def test_words_are_those_of_spacy(sentence: str) -> None:
     for language in ("de", "en"):
@@ -231,7 +230,7 @@ def theirs(language: str) -> spacy.Language:
     return spacy.blank(language)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(anything)
 def test_blanks_are_put_back(sentence: str) -> None:
     tokenizer = WordTokenizer("de", list(dict.fromkeys(cut(sentence, "de"))))
