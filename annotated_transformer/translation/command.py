@@ -328,10 +328,10 @@ def prepared_options(options: Training, corpus: Prepared) -> Training:
 
     Defined in: book/translation/command.md
     """
-    if options.size is not None or options.tokenizer != "bpe":
+    if options.size is not None or options.tokenizer == "words":
         raise UsageError("--size and --tokenizer words: not for a prepared corpus; prepare another")
     made, usual = corpus.options, RECIPES["prepared"]
-    decided = {name: getattr(made, name) for name in ("pair", "vocabulary", "max_len")}
+    decided = {name: getattr(made, name) for name in ("pair", "tokenizer", "vocabulary", "max_len")}
     for name, value in decided.items():
         if (given := getattr(options, name)) not in (value, getattr(usual, name)):
             option = name.replace("_", "-")

@@ -25,7 +25,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.numpy
@@ -434,6 +434,8 @@ class Preparation:
 
     pair: str = "de-en"
     """Source and target language."""
+    tokenizer: Literal["bpe", "bpe-lower"] = "bpe"
+    """Sub-words of the text as it is, or in lower case."""
     vocabulary: int = 37_000
     """Number of sub-words, shared by both languages."""
     max_len: int = 256
@@ -545,7 +547,7 @@ def _prepare(
         counts = [min(SHARD, left) for left in range(reports["train"]["kept"], 0, -SHARD)]
         pieces = sorted((folder / "text").glob("train-*.txt"))
         with worker_pool(1) as pool:  # its memory goes with its process
-            pool.submit(_learn, folder, pieces, counts, options.vocabulary).result()
+            pool.submit(_learn, folder, pieces, counts, options).result()
     with worker_pool(workers or processors()) as pool:
         _encode_all(folder, options, pool, progress, say)
     shards = _summary(folder)
@@ -618,11 +620,13 @@ def _check_plan(folder: Path, plan: dict[str, Any], say: Callable[[str], None]) 
         return
     try:
         before = json.loads((folder / "plan.json").read_bytes())
+        # An older version knew fewer options: it did what is now their default.
+        before["options"] = {**asdict(Preparation()), **before["options"]}
     except FileNotFoundError:
         if any(not entry.name.startswith(".") for entry in folder.iterdir() if entry.is_file()):
             raise CorpusError(f"{folder}: is in use; choose another folder") from None
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise CorpusError(f"{folder / 'plan.json'}: damaged ({error}); delete the folder") from None
     if before != plan:
         differing = [name for name in plan if before.get(name) != plan[name]]
@@ -816,16 +820,19 @@ def remarks(train: ParallelText, held: Mapping[str, ParallelText]) -> Iterator[s
     yield from (note for _, note in overlap.notes())
 
 
-def _learn(folder: Path, pieces: Sequence[Path], counts: Sequence[int], size: int) -> None:
+def _learn(
+    folder: Path, pieces: Sequence[Path], counts: Sequence[int], options: Preparation
+) -> None:
     """Learn the vocabulary from the training text (section 5.1).
 
     Defined in: book/translation/shards.md
     """
-    lines = sample_pieces(pieces, counts, SAMPLE)
+    lines, lowercase = sample_pieces(pieces, counts, SAMPLE), options.tokenizer == "bpe-lower"
     try:
-        save_tokenizer(BPETokenizer.train(lines, size), folder / "tokenizer.json")
+        tokenizer = BPETokenizer.train(lines, options.vocabulary, lowercase=lowercase)
     except TokenizerError as error:
-        raise CorpusError(f"--vocabulary {size}: {error}") from None
+        raise CorpusError(f"--vocabulary {options.vocabulary}: {error}") from None
+    save_tokenizer(tokenizer, folder / "tokenizer.json")
 
 
 def _encode_all(

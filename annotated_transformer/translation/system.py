@@ -130,8 +130,8 @@ class Training:
     norm: Literal["post", "pre"] | None = None
     """Normalise after each residual sum, or before each sub-layer; if not as the preset. For the
     Transformer only."""
-    tokenizer: Literal["bpe", "words"] = "bpe"
-    """Sub-words shared by both languages, or the words of each."""
+    tokenizer: Literal["bpe", "bpe-lower", "words"] = "bpe"
+    """Sub-words shared by both languages, as they are or in lower case, or the words of each."""
     vocabulary: int = 10_000
     """Number of sub-words."""
     max_tokens: int = 4096
@@ -399,7 +399,8 @@ def learn_tokenizers(
         return WordTokenizer.train(text.source, first), WordTokenizer.train(text.target, second)
     try:
         lines = itertools.chain(text.source, text.target)
-        shared = BPETokenizer.train(lines, options.vocabulary)
+        lowercase = options.tokenizer == "bpe-lower"
+        shared = BPETokenizer.train(lines, options.vocabulary, lowercase=lowercase)
     except TokenizerError as error:
         raise UsageError(f"--vocabulary {options.vocabulary}: {error}") from None
     return shared, shared

@@ -189,9 +189,14 @@ class BPETokenizer:
     Defined in: book/translation/tokenizers.md
     """
 
-    def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
-        """Build the vocabulary from the list of merges, in the order they were learned."""
-        self.merges = tuple(merges)
+    def __init__(self, merges: Sequence[tuple[str, str]], *, lowercase: bool = False) -> None:
+        """Build the vocabulary.
+
+        Args:
+            merges: The merges, in the order they were learned.
+            lowercase: Encode text in lower case; it comes back without its capitals.
+        """
+        self.merges, self.lowercase = tuple(merges), lowercase
         alphabet = sorted(ByteLevel.alphabet())
         pieces = [*alphabet, *(first + second for first, second in merges)]
         self.vocabulary = tuple(dict.fromkeys(pieces))  # two merges may give one piece
@@ -199,13 +204,16 @@ class BPETokenizer:
         self._backend = _byte_level(BPE(ids, list(merges)))
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int) -> "BPETokenizer":
+    def train(
+        cls, lines: Iterable[str], vocab_size: int, *, lowercase: bool = False
+    ) -> "BPETokenizer":
         """Learn a vocabulary of exactly ``vocab_size`` entries.
 
         Args:
             lines: The text of the training split alone; for a vocabulary that both
                 languages share, the lines of both.
             vocab_size: Special tokens included; at least 260.
+            lowercase: Learn from, and later encode, the text in lower case.
 
         Raises:
             TokenizerError: If the size is below 260, or the text has not enough pairs.
@@ -223,10 +231,11 @@ class BPETokenizer:
             show_progress=False,
         )
         learner = _byte_level(BPE())
-        learner.train_from_iterator((" " + line for line in lines), trainer)
+        read = (" " + (line.lower() if lowercase else line) for line in lines)
+        learner.train_from_iterator(read, trainer)
         model = json.loads(learner.to_str())["model"]
         merges = [(first, second) for first, second in model["merges"]]
-        tokenizer = cls(merges)
+        tokenizer = cls(merges, lowercase=lowercase)
         if len(tokenizer) != vocab_size:
             raise TokenizerError(
                 f"the text gives a vocabulary of {len(tokenizer)} at most, not "
@@ -238,12 +247,14 @@ class BPETokenizer:
         """Return the numbers of the sub-words; any text can be encoded."""
         if not text:
             return []
+        if self.lowercase:
+            text = text.lower()
         # One blank in front: a word is the same token at the start and inside a sentence.
         ids = self._backend.encode(" " + text).ids
         return [number + len(SPECIAL_TOKENS) for number in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text, exactly as it was encoded."""
+        """Return the text, exactly as it was encoded, or else in lower case."""
         pieces: list[str] = []
         run: list[int] = []
         for number in [*check_numbers(ids, len(self)), PAD]:
@@ -282,8 +293,9 @@ class BPETokenizer:
         return len(SPECIAL_TOKENS) + len(self.vocabulary)
 
     def to_json(self) -> str:
-        """Return the tokenizer as JSON text: its merges say all."""
-        return _to_json({"kind": "bpe", "merges": self.merges})
+        """Return the tokenizer as JSON text: its merges, and whether there are capitals."""
+        kind = "bpe-lower" if self.lowercase else "bpe"
+        return _to_json({"kind": kind, "merges": self.merges})
 
 
 def tokenizer_from_json(text: str) -> WordTokenizer | BPETokenizer:
@@ -301,9 +313,9 @@ def tokenizer_from_json(text: str) -> WordTokenizer | BPETokenizer:
         if data["kind"] == "words":
             entries = [(str(word), bool(glued)) for word, glued in data["entries"]]
             return WordTokenizer(str(data["language"]), entries)
-        if data["kind"] == "bpe":
+        if data["kind"] in ("bpe", "bpe-lower"):
             merges = [(str(first), str(second)) for first, second in data["merges"]]
-            return BPETokenizer(merges)
+            return BPETokenizer(merges, lowercase=data["kind"] == "bpe-lower")
         raise TokenizerError(f"kind {data['kind']!r} is unknown; update the package")
     except TokenizerError:
         raise

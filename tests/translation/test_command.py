@@ -644,6 +644,7 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
         capsys, *train, "--vocabulary", "400"
     )
     assert "was prepared with de-en" in fails(capsys, *train, "--pair", "en-de")
+    assert "was prepared with bpe" in fails(capsys, *train, "--tokenizer", "bpe-lower")
     assert main([*train, "--vocabulary", "300", "--pair", "de-en"]) == 0
     capsys.readouterr()
     assess = ["evaluate", str(model), "--beam", "1", "--quiet"]

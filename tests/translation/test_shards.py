@@ -312,6 +312,36 @@ def test_the_vocabulary_is_learned_from_the_training_text(tmp_path: Path, files:
     assert Prepared(tmp_path / "out").tokenizer.merges == expected.merges  # type: ignore[union-attr]
 
 
+def test_lower_case_prepares_what_the_text_in_lower_case_would_give(
+    tmp_path: Path, files: Any
+) -> None:
+    run(tmp_path / "out", files, replace(OPTIONS, tokenizer="bpe-lower"))
+    for path in tmp_path.glob("*.??"):
+        path.write_text(path.read_text(encoding="utf-8").lower(), encoding="utf-8")
+    run(tmp_path / "lower", files)
+    found, expected = Prepared(tmp_path / "out"), Prepared(tmp_path / "lower")
+    for split in ("train", "val"):
+        assert plain(found.text(split)) == plain(expected.text(split))
+    assert found.tokenizer.encode("MANN") == expected.tokenizer.encode("mann")
+
+
+def test_another_tokenizer_is_another_corpus(tmp_path: Path, files: Any) -> None:
+    run(tmp_path / "out", files)
+    options = replace(OPTIONS, tokenizer="bpe-lower")
+    assert "with other options" in message(lambda: run(tmp_path / "out", files, options))
+
+
+def test_a_plan_that_names_no_tokenizer_has_capitals(tmp_path: Path, files: Any) -> None:
+    out = tmp_path / "out"
+    run(out, files)
+    for name in ("prepared.json", "plan.json"):  # as an older version wrote them
+        data = json.loads((out / name).read_text(encoding="utf-8"))
+        del data.get("plan", data)["options"]["tokenizer"]
+        (out / name).write_text(json.dumps(data), encoding="utf-8")
+    assert "nothing to do" in run(out, files)[-1]
+    assert Prepared(out).options == OPTIONS
+
+
 def test_the_number_of_workers_changes_nothing(tmp_path: Path, files: Any) -> None:
     run(tmp_path / "one", files)
     run(tmp_path / "three", files, workers=3)

@@ -145,6 +145,9 @@ def test_tokenizers() -> None:
     assert len(first) == 300
     first, second = learn_tokenizers(TEXTS[0], replace(OPTIONS, tokenizer="words"))
     assert first is not second
+    first, second = learn_tokenizers(TEXTS[0], replace(OPTIONS, tokenizer="bpe-lower"))
+    assert first is second
+    assert first.encode("DER Mann") == first.encode("der mann")
     with pytest.raises(UsageError, match="--vocabulary 10: "):
         learn_tokenizers(TEXTS[0], replace(OPTIONS, vocabulary=10))
     with pytest.raises(UsageError, match="--vocabulary 99999: "):
@@ -521,6 +524,15 @@ def test_words_make_two_vocabularies(tmp_path: Path) -> None:
     again = load_system(tmp_path)
     assert not again.shared
     assert len(translate_lines(again, TEXTS[1].source)) == 12
+
+
+def test_a_system_of_lower_case_reads_capitals(tmp_path: Path) -> None:
+    options = replace(OPTIONS, tokenizer="bpe-lower", updates=2)
+    assert Run(options, tmp_path, TEXTS).go(progress=False)
+    again = load_system(tmp_path)
+    assert again.shared
+    found = translate_lines(again, ["DER MANN SCHLÄFT.", "Der Mann schläft."])
+    assert found[0] == found[1] == found[0].lower()
 
 
 def test_a_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,11 @@ def bpe() -> BPETokenizer:
 
 
 @lru_cache
+def lower() -> BPETokenizer:
+    return BPETokenizer.train(lines(), 700, lowercase=True)
+
+
+@lru_cache
 def words(min_freq: int = 1) -> WordTokenizer:
     return WordTokenizer.train(text()[0], "de", min_freq)
 
@@ -75,6 +80,19 @@ def test_any_text_comes_back_unchanged(sentence: str) -> None:
     assert not SPECIAL & set(ids)
     assert all(0 <= number < len(bpe()) for number in ids)
     assert len(bpe().tokens(ids)) == len(ids)
+
+
+@given(anything)
+def test_lower_case_is_the_tokenizer_of_the_text_in_lower_case(sentence: str) -> None:
+    other = bpe_of_lower_case()
+    assert lower().merges == other.merges
+    assert lower().encode(sentence) == other.encode(sentence.lower())
+    assert lower().decode(lower().encode(sentence)) == sentence.lower()
+
+
+@lru_cache
+def bpe_of_lower_case() -> BPETokenizer:
+    return BPETokenizer.train([line.lower() for line in lines()], 700)
 
 
 @given(anything, st.lists(st.sampled_from([PAD, BOS, EOS]), max_size=3))
@@ -293,7 +311,7 @@ def test_numbers_outside_the_vocabulary(make: "type[object]") -> None:
             tokenizer.tokens([number])
 
 
-@pytest.mark.parametrize("make", [bpe, words])
+@pytest.mark.parametrize("make", [bpe, lower, words])
 def test_saved_and_loaded(make: "type[object]", tmp_path: Path) -> None:
     tokenizer: Tokenizer = make()
     path = tmp_path / "tokenizer.json"
