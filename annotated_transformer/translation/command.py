@@ -18,7 +18,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -587,6 +587,8 @@ SEARCHES = (  # name, file of weights, beam, alpha
     ("beam 4, alpha 0.6, averaged", AVERAGED, 4, 0.6),
     ("beam 5, alpha 0.6, averaged", AVERAGED, 5, 0.6),
 )
+CHOSEN = "beam 5, alpha by validation, averaged"
+ALPHAS = (0.2, 0.6, 1.0, 1.4)  # to choose among
 
 
 @dataclass(frozen=True)
@@ -624,11 +626,14 @@ class Ablation:
         for name, weights, beam, alpha in SEARCHES:
             step, before = self.measure(systems[weights], test, beam, alpha, before)
             steps.append({"name": name, **step})
-            bleu, gain = step["scores"]["bleu"], ""
-            if "gain" in step:
-                low, high = step["interval"]
-                gain = f"{step['gain']:+.2f} ({low:+.2f} to {high:+.2f}, p = {step['p']:.3f})"
-            print(f"{bleu:6.2f}  {name:28}{gain}".rstrip(), flush=True)
+            show_step(steps[-1])
+        if split != "val":  # to choose by what is scored would be no choice
+            valid = load_corpus(corpus, pair, "val", mirror=self.mirror, progress=not self.quiet)
+            found = {alpha: self.lower_case_bleu(averaged, valid, alpha) for alpha in ALPHAS}
+            best = max(ALPHAS, key=found.__getitem__)
+            step, _ = self.measure(averaged, test, 5, best, before)
+            steps.append({"name": CHOSEN, "alpha": best, "validation": found, **step})
+            show_step(steps[-1])
         data = {
             "kind": "ablation",
             "command": command_line(),
@@ -672,6 +677,26 @@ class Ablation:
             step["interval"] = [round(compared.low, 2), round(compared.high, 2)]
             step["p"] = round(compared.p, 4)
         return step, found
+
+    def lower_case_bleu(self, system: System, text: ParallelText, alpha: float) -> float:
+        """Return BLEU, tokenised and in lower case, of a beam of 5 with a length penalty."""
+        found = translate_lines(
+            system, text.source, beam=5, alpha=alpha, name=text.split, progress=not self.quiet
+        )
+        way = protocols(found, text.target, text.languages[1])["tokenised lower-case"]
+        return float(way["bleu"])
+
+
+def show_step(step: Mapping[str, Any]) -> None:
+    """Print BLEU, and what it gained over the step before.
+
+    Defined in: book/translation/command.md
+    """
+    gain, chosen = "", f" ({step['alpha']})" if "alpha" in step else ""
+    if "gain" in step:
+        low, high = step["interval"]
+        gain = f"{step['gain']:+.2f} ({low:+.2f} to {high:+.2f}, p = {step['p']:.3f})"
+    print(f"{step['scores']['bleu']:6.2f}  {step['name'] + chosen:44}{gain}".rstrip(), flush=True)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The command line, as a user meets it: results, one-line errors, interruptions."""
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -36,7 +37,7 @@ from annotated_transformer.translation.command import (
 from annotated_transformer.translation.corpora import ParallelText, load_corpus
 from annotated_transformer.translation.downloads import DATA_VARIABLE
 from annotated_transformer.translation.shards import Prepared
-from annotated_transformer.translation.system import RECIPES, translate_lines
+from annotated_transformer.translation.system import RECIPES, System, translate_lines
 
 SIZES = (
     "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
@@ -531,14 +532,46 @@ def test_ablation_leaves_a_record(
     )  # and nothing was printed: no search was made in vain
     averaged.write_bytes(whole)
     assert main(["ablation", str(tmp_path / "copy"), "--quiet"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(module.SEARCHES)
+    assert len(capsys.readouterr().out.splitlines()) == len(module.SEARCHES) + 1
     records = read_records(tmp_path / "copy", ABLATION)
     steps = records["ablation"]["steps"]
-    assert [step["name"] for step in steps] == [name for name, *_ in module.SEARCHES]
+    names = [*(name for name, *_ in module.SEARCHES), module.CHOSEN]
+    assert [step["name"] for step in steps] == names
+    assert sorted(steps[-1]["validation"]) == sorted(map(str, module.ALPHAS))
+    best = max(steps[-1]["validation"].values())
+    assert steps[-1]["validation"][str(steps[-1]["alpha"])] == best
     assert all(step["scores"]["sentences"] == 4 for step in steps)
     assert all(set(step) >= {"p", "gain", "interval", "sha256"} for step in steps[1:])
     text = (tmp_path / "copy" / "ablation.json").read_text(encoding="utf-8")
     assert not any(line in text for line in load_corpus("grammar", split="test").head(4).target)
+
+
+def test_ablation_takes_the_penalty_of_the_validation_text(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(trained, tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    config["training"]["options"]["corpus"] = "grammar"
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(3))
+    test = load_corpus("grammar", split="test").head(3)
+    seen: list[tuple[str, float]] = []
+
+    def best_at_one(_: object, system: System, text: ParallelText, alpha: float) -> float:
+        seen.append((text.split, alpha))
+        return -abs(alpha - 1.0)
+
+    monkeypatch.setattr(module.Ablation, "lower_case_bleu", best_at_one)
+    assert main(["ablation", str(folder), "--quiet"]) == 0
+    assert "by validation, averaged (1.0)" in capsys.readouterr().out
+    assert seen == [("val", alpha) for alpha in module.ALPHAS]
+    last = read_records(folder, ABLATION)["ablation"]["steps"][-1]
+    system = load_system(folder, weights="averaged.safetensors")
+    expected = translate_lines(system, test.source, beam=5, alpha=1.0)
+    assert last["sha256"] == hashlib.sha256("\n".join(expected).encode()).hexdigest()
+    assert main(["ablation", str(folder), "--split", "val", "--quiet"]) == 0
+    steps = read_records(folder, ABLATION)["ablation"]["steps"]
+    assert [step["name"] for step in steps] == [name for name, *_ in module.SEARCHES]
 
 
 def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Capture) -> None:
