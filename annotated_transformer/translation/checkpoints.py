@@ -27,6 +27,7 @@ from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.distributed import World, parted, whole
 from annotated_transformer.translation.tokenizers import (
+    BPETokenizer,
     Tokenizer,
     TokenizerError,
     load_tokenizer,
@@ -197,6 +198,11 @@ class System:
     def shared(self) -> bool:
         """Whether both languages have one vocabulary."""
         return self.tokenizers[0] is self.tokenizers[1]
+
+    @property
+    def lowercase(self) -> bool:
+        """Whether it reads and writes lower case only."""
+        return isinstance(self.tokenizers[1], BPETokenizer) and self.tokenizers[1].lowercase
 
     @property
     def fingerprint(self) -> str:

@@ -122,7 +122,7 @@ def evaluate_system(
     found = translate_lines(
         system, text.source, beam=beam, alpha=alpha, name=name, progress=progress
     )
-    return score(found, text.target)
+    return score(found, text.target, lowercase=system.lowercase)
 
 
 def prepare_device(system: System) -> None:
@@ -504,7 +504,11 @@ class Evaluate:
             progress=not self.quiet,
         )
         self.show(
-            found, test.target, test.languages[1], f"{name}, {search_name(self.beam, self.alpha)}"
+            found,
+            test.target,
+            test.languages[1],
+            f"{name}, {search_name(self.beam, self.alpha)}",
+            lowercase=system.lowercase,
         )
         return 0
 
@@ -540,10 +544,15 @@ class Evaluate:
         return load_corpus(name, pair, split, mirror=self.mirror, progress=not self.quiet)
 
     def show(
-        self, found: Sequence[str], wanted: Sequence[str], language: str | None, title: str
+        self,
+        found: Sequence[str],
+        wanted: Sequence[str],
+        language: str | None,
+        title: str,
+        lowercase: bool = False,
     ) -> None:
         """Print the scores that were asked for."""
-        show(score(found, wanted), title)
+        show(score(found, wanted, lowercase=lowercase), title)
         if self.protocols and language is not None:
             for name, way in protocols(found, wanted, language).items():
                 print(f"  {way['bleu']:6.2f}  {name}\n    {way['signature']}")
@@ -666,13 +675,14 @@ class Ablation:
         )
         step: dict[str, Any] = {
             "seconds": round(time.perf_counter() - start, 1),
-            "scores": score(found, test.target),
+            "scores": score(found, test.target, lowercase=system.lowercase),
             "protocols": protocols(found, test.target, test.languages[1]),
-            "by_length": by_length(found, test.target, test.source),
+            "by_length": by_length(found, test.target, test.source, lowercase=system.lowercase),
         }
         step["sha256"] = hashlib.sha256("\n".join(found).encode()).hexdigest()
         if before is not None:
-            compared = paired_bootstrap(before, found, test.target)
+            wanted = [line.lower() if system.lowercase else line for line in test.target]
+            compared = paired_bootstrap(before, found, wanted)
             step["gain"] = round(compared.second - compared.first, 2)
             step["interval"] = [round(compared.low, 2), round(compared.high, 2)]
             step["p"] = round(compared.p, 4)

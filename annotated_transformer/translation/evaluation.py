@@ -79,8 +79,15 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         )
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+def score(
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+) -> dict[str, Any]:
     """Return BLEU and chrF by sacreBLEU, with their signatures.
+
+    Args:
+        hypotheses: Translations.
+        references: One for each.
+        lowercase: Let capitals not count, as for a system that writes none.
 
     Raises:
         CorpusError: There is nothing to score, or the numbers of lines differ.
@@ -88,7 +95,7 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any
     Defined in: book/translation/evaluation.md
     """
     check_lines(hypotheses, references)
-    bleu, chrf = BLEU(), CHRF()
+    bleu, chrf = BLEU(lowercase=lowercase), CHRF(lowercase=lowercase)
     found = bleu.corpus_score(list(hypotheses), [list(references)])
     characters = chrf.corpus_score(list(hypotheses), [list(references)])
     return {
@@ -182,6 +189,8 @@ def by_length(
     references: Sequence[str],
     sources: Sequence[str],
     bounds: Sequence[int] = (10, 15, 20, 30),
+    *,
+    lowercase: bool = False,
 ) -> list[dict[str, Any]]:
     """Score groups of sentences by the length of their source.
 
@@ -190,6 +199,7 @@ def by_length(
         references: One for each.
         sources: One for each; their words are what blanks separate.
         bounds: Most words of each group but the last, which has the rest.
+        lowercase: Let capitals not count.
 
     Returns:
         For each group that has sentences the fewest and the most words in it, how many
@@ -207,7 +217,8 @@ def by_length(
     for group in range(len(bounds) + 1):
         chosen = np.flatnonzero(np.searchsorted(bounds, lengths) == group).tolist()
         if chosen:
-            found = score([hypotheses[i] for i in chosen], [references[i] for i in chosen])
+            sides = [[side[i] for i in chosen] for side in (hypotheses, references)]
+            found = score(*sides, lowercase=lowercase)
             least, most = int(lengths[chosen].min()), int(lengths[chosen].max())
             groups.append(
                 {"least": least, "most": most, "sentences": len(chosen), "bleu": found["bleu"]}

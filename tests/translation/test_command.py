@@ -30,6 +30,7 @@ from annotated_transformer.translation.command import (
     Prepare,
     Train,
     Translate,
+    evaluate_system,
     main,
     parse,
     unboxed,
@@ -38,6 +39,7 @@ from annotated_transformer.translation.corpora import ParallelText, load_corpus
 from annotated_transformer.translation.downloads import DATA_VARIABLE
 from annotated_transformer.translation.shards import Prepared
 from annotated_transformer.translation.system import RECIPES, System, translate_lines
+from annotated_transformer.translation.tokenizers import BPETokenizer
 
 SIZES = (
     "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
@@ -544,6 +546,27 @@ def test_ablation_leaves_a_record(
     assert all(set(step) >= {"p", "gain", "interval", "sha256"} for step in steps[1:])
     text = (tmp_path / "copy" / "ablation.json").read_text(encoding="utf-8")
     assert not any(line in text for line in load_corpus("grammar", split="test").head(4).target)
+
+
+def test_capitals_do_not_count_for_a_system_that_writes_none(
+    trained: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = shutil.copytree(trained, tmp_path / "copy")
+    assert main(["evaluate", str(folder), "--corpus", "grammar", "--beam", "1", "--quiet"]) == 0
+    assert "case:mixed" in capsys.readouterr().out
+    system = load_system(folder)
+    assert not system.lowercase
+    assert isinstance(system.tokenizers[1], BPETokenizer)
+    lower = BPETokenizer(system.tokenizers[1].merges, lowercase=True)
+    system.tokenizers = (lower, lower)
+    assert system.lowercase
+    test = load_corpus("grammar", split="test").head(8)
+    found = evaluate_system(system, test, progress=False)
+    assert "case:lc" in found["bleu_signature"]
+    assert "case:lc" in found["chrf_signature"]
+    output = [line.lower() for line in translate_lines(system, test.source)]
+    metric = sacrebleu.BLEU(lowercase=True)
+    assert found["bleu"] == round(metric.corpus_score(output, [list(test.target)]).score, 2)
 
 
 def test_ablation_takes_the_penalty_of_the_validation_text(

@@ -101,6 +101,19 @@ def test_scores_are_those_of_sacrebleu() -> None:
             score(wrong, [] if not wrong else should)
 
 
+def test_without_capitals_scores_are_those_of_lower_case() -> None:
+    output = [f"Ein Mann fährt um {i} mit dem Rad nach Hause" for i in range(30)]
+    wanted = [line.replace("Rad", "Zug") if i % 2 else line for i, line in enumerate(output)]
+    lower = [line.lower() for line in wanted]
+    found = score([line.title() for line in output], wanted, lowercase=True)
+    same = score([line.lower() for line in output], lower)
+    assert (found["bleu"], found["chrf"]) == (same["bleu"], same["chrf"])
+    assert found["bleu"] > score([line.title() for line in output], wanted)["bleu"]
+    assert "case:lc" in found["bleu_signature"]
+    groups = by_length([line.title() for line in output], wanted, wanted, lowercase=True)
+    assert groups == by_length([line.lower() for line in output], lower, wanted)
+
+
 def test_an_unknown_language() -> None:
     with pytest.raises(CorpusError, match="language 'xx': choose among cs, de, en, fr"):
         moses(["x"], "xx")
