@@ -201,7 +201,7 @@ class System:
 
     @property
     def lowercase(self) -> bool:
-        """Whether it reads and writes lower case only."""
+        """Whether it writes no capitals."""
         return isinstance(self.tokenizers[1], BPETokenizer) and self.tokenizers[1].lowercase
 
     @property

@@ -328,8 +328,8 @@ def prepared_options(options: Training, corpus: Prepared) -> Training:
 
     Defined in: book/translation/command.md
     """
-    if options.size is not None or options.tokenizer == "words":
-        raise UsageError("--size and --tokenizer words: not for a prepared corpus; prepare another")
+    if options.size is not None:
+        raise UsageError("--size: not for a prepared corpus; prepare another")
     made, usual = corpus.options, RECIPES["prepared"]
     decided = {name: getattr(made, name) for name in ("pair", "tokenizer", "vocabulary", "max_len")}
     for name, value in decided.items():
@@ -666,7 +666,7 @@ class Ablation:
         test: ParallelText,
         beam: int,
         alpha: float,
-        before: list[str] | None,
+        before: Sequence[str] | None,
     ) -> tuple[dict[str, Any], list[str]]:
         """Translate in one way; return what goes into the record, and the translations."""
         start = time.perf_counter()
@@ -681,8 +681,7 @@ class Ablation:
         }
         step["sha256"] = hashlib.sha256("\n".join(found).encode()).hexdigest()
         if before is not None:
-            wanted = [line.lower() if system.lowercase else line for line in test.target]
-            compared = paired_bootstrap(before, found, wanted)
+            compared = paired_bootstrap(before, found, test.target, lowercase=system.lowercase)
             step["gain"] = round(compared.second - compared.first, 2)
             step["interval"] = [round(compared.low, 2), round(compared.high, 2)]
             step["p"] = round(compared.p, 4)

@@ -255,6 +255,7 @@ def paired_bootstrap(
     *,
     samples: int = 1000,
     seed: int = 12345,
+    lowercase: bool = False,
 ) -> Comparison:
     """Compare two outputs by paired bootstrap resampling.
 
@@ -264,6 +265,7 @@ def paired_bootstrap(
         references: One for each.
         samples: How many times to draw.
         seed: Decides the draws.
+        lowercase: Let capitals not count.
 
     Raises:
         CorpusError: The numbers of lines differ.
@@ -275,7 +277,7 @@ def paired_bootstrap(
     cut = BLEU().tokenizer
 
     def words(lines: Sequence[str]) -> list[list[str]]:
-        return [cut(line.rstrip()).split() for line in lines]
+        return [cut((line.lower() if lowercase else line).rstrip()).split() for line in lines]
 
     gold = words(references)
     sides = [zip(words(side), gold, strict=True) for side in (first, second)]

@@ -514,6 +514,7 @@ def prepare(
 
     Raises:
         CorpusError: An option or a file cannot be used, or the folder holds something else.
+        TokenizerError: What was learned cannot be written.
 
     Defined in: book/translation/shards.md
     """

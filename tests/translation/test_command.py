@@ -30,16 +30,15 @@ from annotated_transformer.translation.command import (
     Prepare,
     Train,
     Translate,
-    evaluate_system,
     main,
     parse,
     unboxed,
 )
 from annotated_transformer.translation.corpora import ParallelText, load_corpus
 from annotated_transformer.translation.downloads import DATA_VARIABLE
+from annotated_transformer.translation.evaluation import by_length
 from annotated_transformer.translation.shards import Prepared
 from annotated_transformer.translation.system import RECIPES, System, translate_lines
-from annotated_transformer.translation.tokenizers import BPETokenizer
 
 SIZES = (
     "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
@@ -74,6 +73,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     """Return the folder of a training by the command line."""
     folder = tmp_path_factory.mktemp("trained")
     assert main(["train", *SIZES.split(), *texts, "--out", str(folder)]) == 0
+    return folder
+
+
+def of_grammar(trained: Path, folder: Path) -> Path:
+    """Copy a training, as one of a corpus that the package knows."""
+    shutil.copytree(trained, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["training"]["options"]["corpus"] = "grammar"
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -521,10 +529,7 @@ def test_ablation_leaves_a_record(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "was trained on files" in fails(capsys, "ablation", trained)
-    shutil.copytree(trained, tmp_path / "copy")
-    config = json.loads((tmp_path / "copy" / "config.json").read_text())
-    config["training"]["options"]["corpus"] = "grammar"
-    (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
+    of_grammar(trained, tmp_path / "copy")
     monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
     averaged = tmp_path / "copy" / "averaged.safetensors"
     whole = averaged.read_bytes()
@@ -549,33 +554,29 @@ def test_ablation_leaves_a_record(
 
 
 def test_capitals_do_not_count_for_a_system_that_writes_none(
-    trained: Path, tmp_path: Path, capsys: Capture
+    texts: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = shutil.copytree(trained, tmp_path / "copy")
-    assert main(["evaluate", str(folder), "--corpus", "grammar", "--beam", "1", "--quiet"]) == 0
-    assert "case:mixed" in capsys.readouterr().out
-    system = load_system(folder)
-    assert not system.lowercase
-    assert isinstance(system.tokenizers[1], BPETokenizer)
-    lower = BPETokenizer(system.tokenizers[1].merges, lowercase=True)
-    system.tokenizers = (lower, lower)
-    assert system.lowercase
-    test = load_corpus("grammar", split="test").head(8)
-    found = evaluate_system(system, test, progress=False)
-    assert "case:lc" in found["bleu_signature"]
-    assert "case:lc" in found["chrf_signature"]
-    output = [line.lower() for line in translate_lines(system, test.source)]
-    metric = sacrebleu.BLEU(lowercase=True)
-    assert found["bleu"] == round(metric.corpus_score(output, [list(test.target)]).score, 2)
+    words = [*SIZES.split(), *texts, "--tokenizer", "bpe-lower", "--out", str(tmp_path / "t")]
+    assert main(["train", *words]) == 0
+    told = capsys.readouterr().out
+    assert "case:lc" in told
+    assert "case:mixed" not in told
+    folder = of_grammar(tmp_path / "t", tmp_path / "copy")
+    monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    assert main(["evaluate", str(folder), "--beam", "1", "--quiet"]) == 0
+    assert "case:lc" in capsys.readouterr().out
+    system, test = load_system(folder), load_corpus("grammar", split="test").head(4)
+    step, found = module.Ablation(folder, quiet=True).measure(system, test, 1, 0.0, test.target)
+    bleu = sacrebleu.BLEU(lowercase=True).corpus_score(found, [list(test.target)]).score
+    assert step["scores"]["bleu"] == round(bleu, 2)
+    assert step["gain"] == round(bleu - 100, 2)  # over the references, which are perfect
+    assert step["by_length"] == by_length(found, test.target, test.source, lowercase=True)
 
 
 def test_ablation_takes_the_penalty_of_the_validation_text(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = shutil.copytree(trained, tmp_path / "copy")
-    config = json.loads((folder / "config.json").read_text())
-    config["training"]["options"]["corpus"] = "grammar"
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = of_grammar(trained, tmp_path / "copy")
     monkeypatch.setattr(module, "load_corpus", lambda *a, **_: load_corpus(*a).head(3))
     test = load_corpus("grammar", split="test").head(3)
     seen: list[tuple[str, float]] = []

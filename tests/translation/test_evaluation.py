@@ -150,6 +150,15 @@ def test_the_bootstrap_is_that_of_sacrebleu(
     assert ours.low <= ours.second - ours.first <= ours.high
 
 
+def test_the_bootstrap_may_do_without_capitals() -> None:
+    sides = spoiled(0, 0.05), spoiled(1, 0.2), REFERENCES
+    lower = ([line.lower() for line in side] for side in sides)
+    upper = (sides[0], [line.upper() for line in sides[1]], REFERENCES)
+    expected = paired_bootstrap(*lower, samples=20)
+    assert paired_bootstrap(*upper, samples=20, lowercase=True) == expected
+    assert paired_bootstrap(*upper, samples=20) != expected
+
+
 def test_equal_outputs_are_no_evidence() -> None:
     same = paired_bootstrap(spoiled(0, 0.1), spoiled(0, 0.1), REFERENCES, samples=20)
     assert (same.low, same.high, same.p) == (0, 0, 1)

@@ -487,8 +487,9 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path, files: Any) -> None:
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     assert "in use" in message(lambda: run(tmp_path / "out", files))
     assert contents(tmp_path / "out") == {"thesis.txt": b"mine"}
-    (tmp_path / "out" / "plan.json").write_text("{")
-    assert "damaged" in message(lambda: run(tmp_path / "out", files))
+    for plan in ("{", "{}", "[]", '{"options": 1}'):
+        (tmp_path / "out" / "plan.json").write_text(plan)
+        assert "damaged" in message(lambda: run(tmp_path / "out", files))
 
 
 def test_dirt_is_dropped_and_reported(tmp_path: Path, files: Any) -> None:
