@@ -375,9 +375,13 @@ def test_limits_are_of_their_kind() -> None:
     assert 2 * 64**3 / best_seconds(lambda: a @ a, least=0.01) < 1e14
 
 
-def test_best_seconds_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("threads", "name"), [(1, "thread_time"), (2, "perf_counter")])
+def test_best_seconds_is_the_least(
+    monkeypatch: pytest.MonkeyPatch, threads: int, name: str
+) -> None:
     clock = iter([0, 5, 10, 12, 20, 29])
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(speed.time, name, lambda: float(next(clock)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert best_seconds(lambda: None, least=1) == 2
 
 
