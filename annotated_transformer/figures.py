@@ -287,6 +287,16 @@ def heatmap(
     return _figure(axes)
 
 
+def _strokes(curves: int) -> list[tuple[str, tuple[float, ...]]]:
+    """Return a colour and dashes for each curve; a colour that returns has other dashes.
+
+    Defined in: book/figures.md
+    """
+    rounds = (DASHES[n:] + DASHES[:n] for n in range(len(DASHES)))
+    pairs = [pair for dashes in rounds for pair in zip(PALETTE, dashes, strict=True)]
+    return [pairs[i % len(pairs)] for i in range(curves)]
+
+
 def lines(
     series: Mapping[str, tuple[ArrayLike | torch.Tensor, ArrayLike | torch.Tensor]],
     *,
@@ -315,8 +325,7 @@ def lines(
     """
     _named(x_label=x_label, y_label=y_label)
     axes = _axes(ax, (5.0, 3.0), xlabel=x_label, ylabel=y_label, title=title)
-    for number, (name, (x, y)) in enumerate(series.items()):
-        colour, dashes = PALETTE[number % 6], DASHES[number % 6]
+    for (name, (x, y)), (colour, dashes) in zip(series.items(), _strokes(len(series)), strict=True):
         axes.plot(_array(x), _array(y), label=name, color=colour, dashes=dashes)
     axes.set_xscale("log" if log_x else "linear")
     axes.set_yscale("log" if log_y else "linear")
@@ -539,7 +548,8 @@ def live_lines(
         y=alt.Y("y:Q", title=y_label, scale=alt.Scale(type="log") if log_y else alt.Scale()),
         color=alt.Color("curve:N", scale=names, legend=legend),
     )
-    dashes = alt.Scale(domain=list(series), range=[list(d) for d in DASHES])
+    strokes = [list(dashes) for _, dashes in _strokes(len(series))]
+    dashes = alt.Scale(domain=list(series), range=strokes)
     curve = base.mark_line().encode(
         strokeDash=alt.StrokeDash("curve:N", scale=dashes, legend=legend),
         opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),

@@ -75,6 +75,19 @@ def test_curves_differ_without_colour():
     assert len(set(PALETTE)) == len(PALETTE) == len(set(DASHES)) == 6
 
 
+def test_no_two_of_many_curves_look_the_same():
+    series = {str(i): ([0, 1], [i, i]) for i in range(36)}
+    drawn = lines(series, x_label="x", y_label="y").axes[0].lines
+    looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in drawn}
+    assert len(looks) == len(drawn) == 36
+    chart = live_lines(series, x_label="x", y_label="y").to_dict()
+    encoding = chart["layer"][0]["encoding"]
+    dashes = encoding["strokeDash"]["scale"]["range"]
+    assert len(dashes) == len(encoding["color"]["scale"]["domain"]) == 36
+    # Vega takes the six colours in turn.
+    assert len({(i % 6, *look) for i, look in enumerate(dashes)}) == 36
+
+
 # Matrices: what the reader sees at a place is what the matrix holds there
 
 
