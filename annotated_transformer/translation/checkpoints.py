@@ -553,7 +553,7 @@ def average_system(folder: str | Path, last: int | None = None) -> System:
     if not 0 < count <= len(paths):
         raise CheckpointError(
             f"{folder}: {len(paths)} checkpoints were kept, {count} are to be averaged; "
-            "give a smaller number above 0, or train with --average"
+            f"give a number from 1 to {len(paths)}, or train with --average"
         )
     paths = paths[-count:]
     tensors, data = average_weights(paths)

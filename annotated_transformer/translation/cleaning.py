@@ -244,19 +244,20 @@ class Report:
         yield from (f"  {note}" for note in self.notes)
 
 
-SHIFTS = (-1, 1, -2, 2)
+FARTHEST = 5  # lines
+SHIFTS = tuple(side * lines for lines in range(1, FARTHEST + 1) for side in (-1, 1))
 ALARM = 100.0  # far above what sides that fit come to; a drift is there within 100 lines or so
 BLOCK = 10_000
 
 
 class DriftCheck:
-    """Watches the lengths of two sides, block by block, for a shift of a line or two.
+    """Watches the lengths of two sides, block by block, for a shift of one to five lines.
 
     Defined in: book/translation/cleaning.md
     """
 
     def __init__(self) -> None:
-        self.lengths = np.zeros((0, 2), dtype=np.int64)  # the last four lines of the past
+        self.lengths = np.zeros((0, 2), dtype=np.int64)  # with the last lines of the past
         self.line = 0  # lines seen
         self.sums = dict.fromkeys(SHIFTS, 0.0)
         self.starts = dict.fromkeys(SHIFTS, 1)  # the line after which each sum was last zero
@@ -270,13 +271,13 @@ class DriftCheck:
         Returns:
             None if the sides fit; else the first suspicious line, from 1, and the shift.
         """
-        self.lengths = np.concatenate([self.lengths[-4:], lengths])
+        self.lengths = np.concatenate([self.lengths[-2 * FARTHEST :], lengths])
         first = self.line - (len(self.lengths) - len(lengths)) + 1  # its line number
         self.line += len(lengths)
         logs = np.log1p(self.lengths)
-        if len(logs) <= 4:
+        if len(logs) <= 2 * FARTHEST:
             return None
-        inner = np.arange(2, len(logs) - 2)
+        inner = np.arange(FARTHEST, len(logs) - FARTHEST)
         ratios = {d: logs[inner, 0] - logs[inner + d, 1] for d in (0, *SHIFTS)}
         middle = np.median(ratios[0])
         spread = min(np.median(np.abs(ratio - middle)) for ratio in ratios.values())
@@ -285,7 +286,7 @@ class DriftCheck:
         alarms = []
         for shift in SHIFTS:
             evidence = np.clip((square[0] - square[shift]) / 2, -3, 3)
-            if found := self._sum_up(shift, evidence, first + 2):
+            if found := self._sum_up(shift, evidence, first + FARTHEST):
                 alarms.append((found[1], abs(shift), found[0], shift))
         return min(alarms)[2:] if alarms else None
 

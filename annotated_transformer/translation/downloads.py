@@ -545,7 +545,7 @@ def unpack(
 
     Raises:
         CorpusError: The archive is damaged, or a member of it is refused; the message names
-            both. Nothing is left behind.
+            both. Nothing of it is left behind.
 
     Defined in: book/translation/downloads.md
     """

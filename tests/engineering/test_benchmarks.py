@@ -184,6 +184,14 @@ def test_the_readme_tells_what_the_record_says() -> None:
         assert told == [f"{times:.2f}", f"{memory:.2f}"], (task, label)
 
 
+@pytest.mark.parametrize("task", program.RIVALS)
+def test_the_searches_of_the_record_are_as_fast_as_required(task: str) -> None:
+    found = tasks_of("record.json")[task]
+    for name in program.contenders(task)[1:]:
+        ratio = found[name]["median_s"] / found["ours"]["median_s"]
+        assert ratio >= program.REQUIRED[task, name], name
+
+
 def test_the_readme_tells_what_the_record_of_processes_says() -> None:
     seconds = json.loads((README.parent / "processes.json").read_text("utf-8"))["seconds"]
     assert set(seconds) == set(SIZES)
