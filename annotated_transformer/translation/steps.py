@@ -156,8 +156,8 @@ def most_probable(logits: Tensor) -> Tensor:
 class Screen:
     """The most probable token, with exact logits of those tokens only that it could be.
 
-    A product in bfloat16, whose error has a bound, rules the others out. The result is that of
-    the product in float32, up to float32's own rounding.
+    A product of 8-bit integers, whose error has a bound, rules the others out. The result is that
+    of the product in float32, up to float32's own rounding.
 
     Args:
         weight: ``(vocab, d_model)``, float32 on a CPU.
@@ -170,16 +170,39 @@ class Screen:
         self.weight, self.bias = weight.detach(), bias.detach()
         missing = -len(weight) % CHUNK  # whole chunks, filled with tokens that cannot be
         self.floor = F.pad(self.bias, (0, missing), value=-math.inf)
-        rounded = F.pad(self.weight.bfloat16(), (0, 0, 0, missing))
-        self.rounded = torch.ops.mkldnn._reorder_linear_weight(rounded, FEW)
-        u, sums = torch.finfo(torch.bfloat16).eps / 2, weight.size(1) * 2.0**-22
-        self.error = float(self.weight.norm(dim=1).max()) * (3 * u + 4 * u**2 + sums)
+        scales = byte_scale(self.weight, 1)
+        parts = (part.split(4096) for part in (self.weight, scales))  # to need little memory
+        bytes_, lost = zip(*map(to_bytes, *parts), strict=True)
+        packed = F.pad(torch.cat(bytes_), (0, 0, 0, missing))
+        self.bytes = torch.ops.onednn.qlinear_prepack(packed, [FEW, weight.size(1)])
+        self.scales = F.pad(scales.squeeze(1), (0, missing), value=1.0)
+        self.zeros = torch.zeros_like(self.scales, dtype=torch.long)
+        self.lost = float(torch.cat(lost).max())
+        self.size = float(self.weight.norm(dim=1).max()) + self.lost
 
-    def rough(self, x: Tensor) -> Tensor:
-        """Multiply ``x (rows, d_model)`` in bfloat16: ``(rows, vocab)``, in whole chunks."""
-        multiply = torch.ops.mkldnn._linear_pointwise.default
-        y: Tensor = multiply(x.bfloat16(), self.rounded, None, "none", [], "")
-        return y
+    def rough(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiply ``x (rows, d_model)`` in bytes.
+
+        Returns:
+            Logits ``(rows, CHUNK, chunks)``, and how far they are off at most ``(rows,)``.
+        """
+        scale = byte_scale(x)
+        whole, lost = to_bytes(x, scale)
+        if len(x) == 1:
+            whole = whole.expand(2, -1)  # oneDNN 3.12 multiplies one row of 256 in a slow loop
+        y: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            *(whole, float(scale), 0),
+            *(self.bytes, self.scales, self.zeros, self.floor),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        sums = x.size(1) * 2.0**-22  # of what float32 itself rounds
+        error = x.norm(dim=1) * (self.lost + sums * self.size) + lost * self.size
+        return y[: len(x)].view(len(x), CHUNK, -1), error
+
+    def exact(self, x: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Compute logits of some tokens after some rows of ``x``: ``(n,)``."""
+        products = self.weight.index_select(0, tokens).mul_(x.index_select(0, rows)).sum(1)
+        return products.add_(self.bias.index_select(0, tokens))
 
     def left(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Say which tokens are not ruled out after ``x (rows, d_model)``.
@@ -188,19 +211,17 @@ class Screen:
             The row and the number of each token, ``(n,)`` and ``(n,)``; or None where there are
             too many, or numbers are not finite.
         """
-        rough = self.rough(x).float().add_(self.floor)
-        tops = rough.view(len(x), -1, CHUNK).amax(-1)  # (rows, chunks)
-        norms = x.norm(dim=1, keepdim=True)
-        least = torch.sub(tops.amax(1, keepdim=True), norms, alpha=2 * self.error)  # (rows, 1)
-        chunks = (tops >= least).view(-1).nonzero().view(-1)
-        if len(chunks) > MOST * len(x) or math.isnan(least.sum()):
+        (rough, error), every = self.rough(x), torch.arange(len(x))
+        tops = rough.amax(1)  # (rows, chunks)
+        best = tops.argmax(1)
+        good = rough[every, :, best].argmax(1) * tops.size(1) + best  # not always the best one
+        least = self.exact(x, every, good.clamp_(max=len(self.bias) - 1)) - error
+        rows, chunks = (tops >= least.unsqueeze(1)).nonzero().unbind(1)
+        if len(chunks) > MOST * len(x) or not math.isfinite(least.sum()):
             return None
-        rows = chunks // tops.size(1)
-        near = rough.view(-1, CHUNK).index_select(0, chunks) >= least.index_select(0, rows)
-        places = near.view(-1).nonzero().view(-1)
-        which = places // CHUNK
-        rows, chunks = rows.index_select(0, which), chunks.index_select(0, which)
-        return rows, chunks % tops.size(1) * CHUNK + places % CHUNK
+        near = rough[rows, :, chunks] >= least[rows].unsqueeze(1)  # (n, CHUNK)
+        which, places = near.nonzero().unbind(1)
+        return rows[which], places * tops.size(1) + chunks[which]
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """Find the best token for each of ``x (rows, d_model)``: ``(rows,)``.
@@ -210,12 +231,35 @@ class Screen:
         """
         if (left := self.left(x)) is None:
             return None
-        rows, tokens = left
-        exact = self.weight.index_select(0, tokens).mul_(x.index_select(0, rows)).sum(1)
-        return first_largest(exact.add_(self.bias.index_select(0, tokens)), rows, tokens)
+        return first_largest(self.exact(x, *left), *left)
 
 
 MOST = 16  # chunks for each sentence; with more, the whole product is as fast
+
+
+def byte_scale(x: Tensor, dim: int | None = None) -> Tensor:
+    """Return what 1 stands for, so that 127 stands for the largest of ``x`` (along ``dim``).
+
+    Defined in: book/translation/steps.md
+    """
+    largest: Tensor = torch.linalg.vector_norm(x, math.inf, dim, keepdim=dim is not None)
+    return largest.div_(127).clamp_min_(torch.finfo(x.dtype).tiny)
+
+
+def to_bytes(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Round to integers, times a scale.
+
+    Args:
+        x: ``(rows, d)``.
+        scale: ``(rows, 1)``, or one for all.
+
+    Returns:
+        The integers ``(rows, d)``, in a byte each, and the norms of what they lose ``(rows,)``.
+
+    Defined in: book/translation/steps.md
+    """
+    whole = (x / scale).round_()
+    return whole.to(torch.int8), (x - whole * scale).norm(dim=1)
 
 
 def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
@@ -224,23 +268,29 @@ def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     Args:
         values: ``(n,)``, a few for each row.
         rows: ``(n,)``, from 0 to the last row, each at least once.
-        tokens: ``(n,)``, growing within a row.
+        tokens: ``(n,)``.
 
     Defined in: book/translation/steps.md
     """
-    best: dict[int, tuple[float, int]] = {}
-    for value, row, token in zip(values.tolist(), rows.tolist(), tokens.tolist(), strict=True):
-        if row not in best or value > best[row][0]:
-            best[row] = (value, token)
-    return torch.tensor([token for _, token in best.values()])
+    count, last = int(rows.max()) + 1, torch.iinfo(tokens.dtype).max
+    best = values.new_full((count,), -math.inf).scatter_reduce_(0, rows, values, "amax")
+    tied = tokens.where(values == best[rows], last)
+    return tokens.new_full((count,), last).scatter_reduce_(0, rows, tied, "amin")
 
 
-def has_bfloat16() -> bool:
-    """Whether oneDNN multiplies in bfloat16 on this processor.
+@cache
+def multiplies_bytes() -> bool:
+    """Whether oneDNN multiplies bytes on this processor, and sums do not overflow.
 
     Defined in: book/translation/steps.md
     """
-    return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)())
+    if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return False
+    try:
+        rough, _ = Screen(torch.ones(CHUNK, 512), torch.zeros(CHUNK)).rough(torch.ones(FEW, 512))
+    except RuntimeError:
+        return False
+    return bool(((rough - 512).abs() < 0.01).all())
 
 
 @contextmanager
@@ -258,12 +308,12 @@ def _float32() -> Iterator[None]:
 
 
 @cache
-def bfloat16_is_fast() -> bool:
-    """Whether a product in bfloat16 takes at most two thirds of the time here; measured once.
+def bytes_are_fast() -> bool:
+    """Whether a product in bytes takes at most two thirds of the time here; measured once.
 
     Defined in: book/translation/steps.md
     """
-    if not has_bfloat16():
+    if not multiplies_bytes():
         return False
     x, weight, bias = torch.ones(FEW, 512), torch.ones(4096, 512), torch.zeros(4096)
     with _float32(), torch.inference_mode():
@@ -334,7 +384,7 @@ class _KeptLayer:
         shape = (len(k), h, 0, beam)  # of the target, with room for more positions
         self.keys, self.values = k.new_empty(*shape, weights.d_k), v.new_empty(*shape, weights.d_v)
 
-    def step(self, x: Tensor, position: int, past: Tensor | None, source: Tensor) -> Tensor:
+    def step(self, x: Tensor, position: int, past: Tensor | None, source: Tensor | None) -> Tensor:
         """Decode ``x (rows, d_model)`` at a position; same shape."""
         w = self.weights
         x = w.after(0, w.mix.add(self.to_target(w.before(0, x), position, past), x))
@@ -353,7 +403,7 @@ class _KeptLayer:
         )
         return self.rows(attend_once(q.flatten(0, 1), keys, values, hidden))
 
-    def to_source(self, x: Tensor, hidden: Tensor) -> Tensor:
+    def to_source(self, x: Tensor, hidden: Tensor | None) -> Tensor:
         """Attend to the source: ``(rows, h * d_v)``."""
         q = self.heads(self.weights.ask(x)).flatten(0, 1)
         keys, values = self.source_keys.flatten(0, 1), self.source_values.flatten(0, 1)
@@ -422,12 +472,12 @@ class PackedDecoder:
 
     def most_probable(self, x: Tensor) -> Tensor:
         """Return the most probable tokens ``(rows,)`` after ``x (rows, d_model)``."""
-        pays = self.proj.weight.numel() >= WORTH and bfloat16_is_fast()
+        pays = self.proj.weight.numel() >= WORTH and bytes_are_fast()
         found = self.screen(x) if pays else None
         return most_probable(self.generator(x)) if found is None else found
 
 
-WORTH = 2_000_000  # elements of the matrix; a smaller one is multiplied as fast as screened
+WORTH = 4_000_000  # elements of the matrix; a smaller one is multiplied as fast as screened
 
 
 def _versions(model: EncoderDecoder) -> list[int]:
@@ -458,11 +508,11 @@ class PackedSteps:
         rows = Rows(src_mask[:, 0])
         packed = rows.pack(memory)
         self.layers = [_KeptLayer(w, packed, rows, beam) for w in decoder.layers]
-        self.hidden = self._hide(src_mask)  # (sentences * h, 1, m)
+        self.hidden = None if bool(src_mask.all()) else self._hide(src_mask)
         self.places = torch.zeros(len(memory), beam, 0, dtype=torch.long)  # of each position
 
     def _hide(self, seen: Tensor) -> Tensor:
-        """Make zeros, and minus infinity where nothing is seen, for each head."""
+        """Make zeros, and minus infinity where nothing is seen: ``(sentences * h, ...)``."""
         hidden = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf)
         return hidden.repeat_interleave(self.decoder.layers[0].h, 0)
 
@@ -499,8 +549,9 @@ class PackedSteps:
     @torch.inference_mode()
     def select(self, sentences: Tensor) -> None:
         """Keep the given sentences, in that order."""
-        h = self.decoder.layers[0].h
-        self.hidden = self.hidden.unflatten(0, (-1, h))[sentences].flatten(0, 1)
+        if self.hidden is not None:
+            h = self.decoder.layers[0].h
+            self.hidden = self.hidden.unflatten(0, (-1, h))[sentences].flatten(0, 1)
         self.places = self.places[sentences]
         for layer in self.layers:
             layer.select(sentences, self.length)

@@ -137,6 +137,16 @@ def test_multi30k_was_trained_and_decoded_with_three_seeds(pair: str) -> None:
         assert set(seeds) >= {0, 1, 2}
 
 
+@pytest.mark.parametrize("pair", ["de-en", "en-de"])
+def test_a_training_of_each_direction_got_no_better_for_ten_epochs_at_its_end(pair: str) -> None:
+    ended = []
+    for record in read_records(RESULTS, TRAINING).values():
+        if (record["options"]["corpus"], record["options"]["pair"]) == ("multi30k", pair):
+            losses = [point["valid_loss"] for point in record["curve"]]
+            ended.append(len(losses) - 1 - losses.index(min(losses)) >= 10)
+    assert any(ended)
+
+
 @pytest.mark.parametrize("decoding", ["alpha 0.6", "alpha by validation"])
 def test_the_mean_of_the_seeds_in_lower_case_reaches_the_bar(decoding: str) -> None:
     paths = sorted(RESULTS.glob("ablation-multi30k-en-de-tiny-lower-*.json"))

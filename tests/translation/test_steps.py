@@ -21,12 +21,12 @@ from annotated_transformer.translation.steps import (
     PackedSteps,
     Screen,
     attend_once,
-    bfloat16_is_fast,
+    bytes_are_fast,
     can_pack,
     first_largest,
-    has_bfloat16,
     most_probable,
     most_probable_next,
+    multiplies_bytes,
     packed,
     start_steps,
 )
@@ -38,8 +38,8 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
-needs_bfloat16 = pytest.mark.skipif(
-    not has_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
+needs_bytes = pytest.mark.skipif(
+    not multiplies_bytes(), reason="oneDNN does not multiply bytes on this processor"
 )
 
 
@@ -247,7 +247,7 @@ def rows_and_matrix(
     return 5 * torch.randn(rows, width, generator=chance), weight, bias
 
 
-@needs_bfloat16
+@needs_bytes
 @settings(max_examples=60)
 @given(
     st.integers(0, 10**6),
@@ -266,27 +266,41 @@ def test_the_screen_finds_what_the_whole_product_finds(seed, rows, vocab, width,
     assert (chosen >= exact.amax(1, keepdim=True) - rounding).all()
 
 
-@needs_bfloat16
+@needs_bytes
 @settings(max_examples=60)
-@given(st.integers(0, 10**6), st.integers(1, 33), st.integers(2, 700), st.integers(1, 700))
-def test_the_bound_of_the_rough_product_holds(seed, rows, vocab, width):
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 33),
+    st.integers(2, 700),
+    st.integers(1, 700),
+    st.sampled_from([0, 1, 100]),
+)
+def test_the_bound_of_the_rough_product_holds(seed, rows, vocab, width, first):
     x, weight, bias = rows_and_matrix(seed, rows, vocab, width)
+    x[:, 0] *= first  # a number far larger than the others leaves them few digits
     screen = Screen(weight, bias)
-    off = screen.rough(x).double()[:, :vocab] - x.double() @ weight.double().T
-    assert (off.abs() <= screen.error * x.double().norm(dim=1, keepdim=True)).all()
+    rough, error = screen.rough(x)
+    rough = rough.flatten(1)
+    assert (rough[:, vocab:] == -math.inf).all()
+    exact = x.double() @ weight.double().T + bias.double()
+    allowed = bias.isfinite()
+    off = (rough[:, :vocab] - exact)[:, allowed]
+    assert (off.abs() <= error.double().unsqueeze(1) + 1e-6 * exact[:, allowed].abs()).all()
+    assert (rough[:, :vocab][:, ~allowed] == -math.inf).all()
 
 
-@needs_bfloat16
+@needs_bytes
 def test_without_the_bound_the_screen_is_wrong():
     x, weight, bias = rows_and_matrix(0, 400, 900, 64, apart=3e-3)
     screen = Screen(weight, bias)
     wanted = (x @ weight.T + bias).argmax(-1)
     assert torch.equal(screen(x), wanted)
-    screen.error = 0.0
+    rough = screen.rough
+    screen.rough = lambda x: (rough(x)[0], torch.zeros(len(x)))
     assert not torch.equal(screen(x), wanted)
 
 
-@needs_bfloat16
+@needs_bytes
 def test_the_screen_gives_up_where_it_must():
     x, weight, bias = rows_and_matrix(0, 3, (MOST + 1) * CHUNK, 8)
     assert Screen(weight, bias)(x) is not None
@@ -294,11 +308,41 @@ def test_the_screen_gives_up_where_it_must():
     for number in (math.nan, math.inf):
         x[1, 2] = number
         assert Screen(weight, bias)(x) is None
-    x[1, 2], weight[4, 4] = 0.0, math.nan
+    x[1, 2] = 0.0
+    assert Screen(weight, torch.full_like(bias, -math.inf))(x) is None
+    weight[4, 4] = math.nan
     assert Screen(weight, bias)(x) is None
 
 
-@needs_bfloat16
+@needs_bytes
+def test_one_row_is_multiplied_as_many_are():
+    x, weight, bias = rows_and_matrix(0, 3, 900, 256)
+    screen = Screen(weight, bias)
+    for row in x.split(1):
+        rough, error = screen.rough(row)
+        together, errors = screen.rough(torch.cat([row, row, row]))
+        assert torch.equal(rough.expand(3, -1, -1), together)
+        assert torch.equal(error.expand(3), errors)
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("no such kernel")
+
+
+@needs_bytes
+@pytest.mark.parametrize("fault", ["no product", "sums that overflow"])
+def test_bytes_are_used_only_where_they_multiply(fault, monkeypatch):
+    def overflowing(self, x):
+        return (rough(self, x)[0] * 0.99, torch.zeros(len(x)))
+
+    rough = Screen.rough
+    monkeypatch.setattr(Screen, "rough", overflowing if "sums" in fault else broken)
+    assert not multiplies_bytes.__wrapped__()
+    monkeypatch.setattr(module, "multiplies_bytes", lambda: False)
+    assert not bytes_are_fast.__wrapped__()
+
+
+@needs_bytes
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.integers(1, 9))
 def test_greedy_decoding_with_a_screen_is_the_plain_loop(seed, rows):
@@ -307,7 +351,7 @@ def test_greedy_decoding_with_a_screen_is_the_plain_loop(seed, rows):
     plain = greedy_decode_uncached(net, src, mask, 20, BOS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WORTH", 0)
-        patch.setattr(module, "bfloat16_is_fast", lambda: True)
+        patch.setattr(module, "bytes_are_fast", lambda: True)
         original = Screen.__call__
         patch.setattr(Screen, "__call__", lambda self, x: calls.append(1) or original(self, x))
         assert torch.equal(greedy_decode(net, src, mask, 20, BOS), plain)
@@ -329,10 +373,10 @@ def test_where_the_screen_does_not_pay_all_logits_are_computed(kind, monkeypatch
 
 @needs_onednn
 def test_measuring_changes_no_random_numbers_and_no_setting():
-    bfloat16_is_fast.cache_clear()
+    bytes_are_fast.cache_clear()
     torch.manual_seed(0)
     before, setting = torch.get_rng_state(), torch.get_float32_matmul_precision()
-    bfloat16_is_fast()
+    bytes_are_fast()
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_float32_matmul_precision() == setting
 
