@@ -140,6 +140,37 @@ def unfinished(root: Path) -> list[str]:
     return found
 
 
+PICTURES = {"show", "live", "Table"}
+
+
+def unseen(root: Path) -> list[str]:
+    """A picture or table is the last thing of its cell: Jupyter shows nothing else by itself."""
+    found = []
+    for chapter in chapters(root):
+        cells = [c.source for c in jupytext.read(chapter).cells if c.cell_type == "code"]
+        trees = [ast.parse(plain(cell)) for cell in cells]
+        names = {
+            alias.name
+            for tree in trees
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == f"{PACKAGE}.figures"
+            for alias in node.names
+        } & PICTURES
+        for number, tree in enumerate(trees):
+            lost = [
+                call.func.id
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Expr) and node is not tree.body[-1]
+                for call in ast.walk(node)
+                if isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Name)
+                and call.func.id in names
+            ]
+            where = f"{page_of(chapter, root)}, code cell {number}"
+            found += [f"{where}: {name} makes what nobody sees" for name in lost]
+    return found
+
+
 def exercises(text: str, kind: str) -> list[str]:
     """Return the labels of the exercises in a chapter."""
     pattern = rf"\{{{kind}(?:-start)?\}}[^\n]*\n(?:[^\n]*\n){{0,4}}?:label:\s*([\w-]+)"

@@ -53,6 +53,10 @@ def test_every_chapter_is_finished() -> None:
     assert house.unfinished(ROOT) == []
 
 
+def test_every_picture_is_seen() -> None:
+    assert house.unseen(ROOT) == []
+
+
 def test_core_imports_pytorch_alone() -> None:
     assert house.heavy(ROOT, CORE) == []
 
@@ -210,6 +214,23 @@ def test_unfinished_chapter_is_noticed(project: Path, write: Write) -> None:
     assert house.unfinished(project) == [
         "book/model/bad has 0 exercises, not three",
         "the Colab cells differ: book/model/bad, book/model/good",
+    ]
+
+
+def test_picture_that_nobody_sees_is_noticed(project: Path, write: Write) -> None:
+    takes = ("", "from annotated_transformer.figures import Table, show")
+    seen = (
+        ("", "picture = show(1, '')\npicture"),
+        ("", "Table([], []) if 1 else 2"),
+        ("", "show(1, '')"),
+    )
+    write("model/good", takes, *seen)
+    write("model/own", ("", "def show(x):\n    print(x)\n\n\nshow(1)\nshow(2)"))
+    assert house.unseen(project) == []
+    write("model/bad", takes, ("", "show(1, '')\nassert 1"), ("", "if 1:\n    Table([], [])"))
+    assert house.unseen(project) == [
+        "book/model/bad, code cell 1: show makes what nobody sees",
+        "book/model/bad, code cell 2: Table makes what nobody sees",
     ]
 
 
