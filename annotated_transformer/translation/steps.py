@@ -170,12 +170,12 @@ class Screen:
         self.weight, self.bias = weight.detach(), bias.detach()
         missing = -len(weight) % CHUNK  # whole chunks, filled with tokens that cannot be
         self.floor = F.pad(self.bias, (0, missing), value=-math.inf)
-        scales = byte_scale(self.weight, 1)
-        parts = (part.split(4096) for part in (self.weight, scales))  # to need little memory
-        bytes_, lost = zip(*map(to_bytes, *parts), strict=True)
+        parts = self.weight.split(512)  # which stay in the cache
+        scales = [byte_scale(part, 1) for part in parts]
+        bytes_, lost = zip(*map(to_bytes, parts, scales), strict=True)
         packed = F.pad(torch.cat(bytes_), (0, 0, 0, missing))
         self.bytes = torch.ops.onednn.qlinear_prepack(packed, [FEW, weight.size(1)])
-        self.scales = F.pad(scales.squeeze(1), (0, missing), value=1.0)
+        self.scales = F.pad(torch.cat(scales).squeeze(1), (0, missing), value=1.0)
         self.zeros = torch.zeros_like(self.scales, dtype=torch.long)
         self.lost = float(torch.cat(lost).max())
         self.size = float(self.weight.norm(dim=1).max()) + self.lost
@@ -242,7 +242,7 @@ def byte_scale(x: Tensor, dim: int | None = None) -> Tensor:
 
     Defined in: book/translation/steps.md
     """
-    largest: Tensor = torch.linalg.vector_norm(x, math.inf, dim, keepdim=dim is not None)
+    largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return largest.div_(127).clamp_min_(torch.finfo(x.dtype).tiny)
 
 
