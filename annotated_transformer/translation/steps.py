@@ -170,14 +170,16 @@ class Screen:
         self.weight, self.bias = weight.detach(), bias.detach()
         missing = -len(weight) % CHUNK  # whole chunks, filled with tokens that cannot be
         self.floor = F.pad(self.bias, (0, missing), value=-math.inf)
-        parts = self.weight.split(512)  # which stay in the cache
-        scales = [byte_scale(part, 1) for part in parts]
-        bytes_, lost = zip(*map(to_bytes, parts, scales), strict=True)
-        packed = F.pad(torch.cat(bytes_), (0, 0, 0, missing))
-        self.bytes = torch.ops.onednn.qlinear_prepack(packed, [FEW, weight.size(1)])
-        self.scales = F.pad(torch.cat(scales).squeeze(1), (0, missing), value=1.0)
+        whole = torch.zeros(len(self.floor), weight.size(1), dtype=torch.int8)
+        self.scales, lost = torch.ones(len(self.floor)), torch.empty(len(weight))
+        for start in range(0, len(weight), 512):  # so many rows stay in the cache
+            part = slice(start, min(start + 512, len(weight)))
+            scale = byte_scale(self.weight[part], 1)
+            self.scales[part] = scale.squeeze(1)
+            whole[part], lost[part] = to_bytes(self.weight[part], scale)
+        self.bytes = torch.ops.onednn.qlinear_prepack(whole, [FEW, weight.size(1)])
         self.zeros = torch.zeros_like(self.scales, dtype=torch.long)
-        self.lost = float(torch.cat(lost).max())
+        self.lost = float(lost.max())
         self.size = float(self.weight.norm(dim=1).max()) + self.lost
 
     def rough(self, x: Tensor) -> tuple[Tensor, Tensor]:
