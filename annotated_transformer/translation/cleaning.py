@@ -20,7 +20,12 @@ from typing import IO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from annotated_transformer.translation.corpora import read_parallel, text_format, without_tags
+from annotated_transformer.translation.corpora import (
+    counted,
+    read_parallel,
+    text_format,
+    without_tags,
+)
 from annotated_transformer.translation.downloads import CorpusError, is_page
 
 LONGEST_LINE = 1 << 20  # bytes; a longer one is no sentence, and memory is finite
@@ -109,8 +114,7 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
             without_tags(stream_lines(file)) if kind == "tags" else stream_lines(file)
             for file, kind in zip(files, kinds, strict=True)
         ]
-    counted = {"segments": " (segments alone)", "tags": " (without tags)", "lines": ""}
-    names = [file.name + counted[kind] for file, kind in zip(files, kinds, strict=True)]
+    names = [file.name + counted(file) for file in files]
     return (names[0], sides[0]), (names[1], sides[1])
 
 

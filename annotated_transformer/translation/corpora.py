@@ -40,7 +40,8 @@ class ParallelText:
         target: Their translations, in the same order.
         origin: Where the text came from, in a line.
         checksums: File names with the SHA-256 of their bytes.
-        blank: The numbers, from 1, of the lines left out because a side was blank.
+        blank: The numbers, from 1, of the lines left out because a side was blank; ``counted``
+            says which lines of a file are numbered. Several files are counted on.
 
     Defined in: book/translation/corpora.md
     """
@@ -72,7 +73,12 @@ class ParallelText:
             return ""
         dropped, total = len(self.blank), len(self) + len(self.blank)
         first = ", ".join(map(str, self.blank[:5])) + (", ..." if dropped > 5 else "")
-        return f"{dropped} of {total} pairs dropped, a side is blank: lines {first}"
+        return f"{dropped} of {total} pairs dropped, a side is blank: lines {first}{self.among(0)}"
+
+    def among(self, side: int) -> str:
+        """Say which lines of a side are numbered; the empty text where all are, of one file."""
+        files = self.checksums[side::2]
+        return counted(files[0][0]) if len(files) == 1 else " (of all files together)"
 
 
 PAIR = re.compile(r"([A-Za-z]{2,8})-([A-Za-z]{2,8})")
@@ -156,6 +162,7 @@ TAGS = re.compile(
     r"""(?P<open></?seg\b)""",
     re.DOTALL | re.IGNORECASE,
 )
+CHARACTERS = re.compile(r"&#?\w+;")  # without its semicolon, & is a mark of the text
 
 
 def read_segments(path: str | Path) -> list[tuple[str, str]]:
@@ -185,7 +192,8 @@ def read_segments(path: str | Path) -> list[tuple[str, str]]:
             line = text.count("\n", 0, tag.start()) + 1
             raise CorpusError(f"{path}, line {line}: segment {name} is there twice")
         else:
-            found[name] = " ".join(html.unescape(tag["text"]).split("\n")).strip()
+            plain = CHARACTERS.sub(lambda name: html.unescape(name[0]), tag["text"])
+            found[name] = " ".join(plain.split("\n")).strip()
     if not found:
         raise CorpusError(f"{path}: has no <seg>; is it the test set, or a page of a web site?")
     return list(found.items())
@@ -212,6 +220,15 @@ def text_format(path: str | Path) -> str:
     if name.endswith((".xml", ".sgm")):
         return "segments"
     return "tags" if name.startswith("train.tags.") else "lines"
+
+
+def counted(path: str | Path) -> str:
+    """Say which lines of a file are counted; the empty text where all are.
+
+    Defined in: book/translation/corpora.md
+    """
+    kinds = {"segments": " (segments alone)", "tags": " (without tags)", "lines": ""}
+    return kinds[text_format(path)]
 
 
 def read_side(path: str | Path) -> tuple[list[str], list[str]]:
@@ -254,8 +271,8 @@ def read_parallel(
         languages: The two languages, for labels only.
         name: The corpus, for records.
         split: The split, for records.
-        drop_blank: Drop pairs with a blank side, as training wants it; their line
-            numbers are kept in ``blank``. Evaluation keeps every line.
+        drop_blank: Drop pairs with a blank side, as training wants it; their numbers are
+            kept in ``blank``. Evaluation keeps every line.
 
     Raises:
         CorpusError: If a file cannot be read or is empty, if the line counts differ, or
@@ -277,7 +294,8 @@ def read_parallel(
     first, second = len(sides[0]), len(sides[1])
     if first != second:
         raise CorpusError(
-            f"{source} has {first} lines and {target} has {second}: "
+            f"{source}{counted(source)} has {first} lines and "
+            f"{target}{counted(target)} has {second}: "
             f"line {min(first, second) + 1} has no partner; "
             "line n of one file must translate line n of the other"
         )
@@ -287,7 +305,9 @@ def read_parallel(
         dropped = set(blank)
         pairs = [pair for n, pair in enumerate(pairs, 1) if n not in dropped]
         if not pairs:
-            raise CorpusError(f"{source}, line 1: every pair has a blank side; nothing is left")
+            raise CorpusError(
+                f"{source}{counted(source)}, line 1: every pair has a blank side; nothing is left"
+            )
     return ParallelText(
         name=name,
         split=split,

@@ -140,7 +140,10 @@ def _moses(language: str) -> tuple[Any, Any]:
 
 
 def split_compounds(line: str) -> str:
-    """Set each hyphen between two characters apart, as a mark of its own.
+    """Set hyphens between two characters apart, as marks of their own.
+
+    As the published script does it, which of two hyphens around a single character sees only
+    the first.
 
     Defined in: book/translation/evaluation.md
     """

@@ -715,7 +715,8 @@ def _drift(text: ParallelText) -> str:
     line, shift = found
     for blank in text.blank:  # lines that were dropped before
         line += blank <= line
-    return drift_text(text.checksums[0][0], text.checksums[1][0], line, shift)
+    source, target = (text.checksums[side][0] + text.among(side) for side in (0, 1))
+    return drift_text(source, target, line, shift)
 
 
 def _training_pairs(

@@ -482,12 +482,12 @@ class PackedDecoder:
 WORTH = 4_000_000  # elements of the matrix; a smaller one is multiplied as fast as screened
 
 
-def _versions(model: EncoderDecoder) -> list[int]:
-    """Return PyTorch's counts of changes to the parameters.
+def _versions(model: EncoderDecoder) -> list[tuple[int, int]]:
+    """Return where the parameters lie, and PyTorch's counts of changes to them.
 
     Defined in: book/translation/steps.md
     """
-    return [p._version for p in model.parameters()]
+    return [(p.data_ptr(), p._version) for p in model.parameters()]
 
 
 class PackedSteps:
@@ -585,6 +585,7 @@ def can_pack(model: EncoderDecoder) -> bool:
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and not torch.is_autocast_enabled("cpu")
         and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in weights)
+        and not any(p.is_inference() for p in model.parameters())  # their changes go uncounted
         and all(type(m) in OURS and not m.training for m in parts)
         and not any(m._forward_hooks or m._forward_pre_hooks for m in parts)
         and not any(isinstance(m, MultiHeadedAttention) and m.keep_weights for m in parts)

@@ -454,11 +454,11 @@ def line_numbers(text: ParallelText) -> list[int]:
 
 
 def place(text: ParallelText, index: int, side: int) -> str:
-    """Name the file and line of a sentence.
+    """Name the file and line of a sentence; of several files, the first.
 
     Defined in: book/translation/system.md
     """
-    return f"{text.checksums[side][0]}, line {line_numbers(text)[index]}"
+    return f"{text.checksums[side][0]}{text.among(side)}, line {line_numbers(text)[index]}"
 
 
 def updates_to_come(

@@ -180,6 +180,9 @@ def _byte_level(model: BPE) -> Backend:
     return backend
 
 
+BROKEN = "ï¿½"  # the bytes of U+FFFD, which stands for broken letters, and is one itself
+
+
 class BPETokenizer:
     """Sub-words by byte pair encoding on bytes: no text is outside the vocabulary.
 
@@ -281,12 +284,16 @@ class BPETokenizer:
                 continue
             part.append(number - len(SPECIAL_TOKENS))
             label = self._backend.decode(part)
-            if label.endswith("\ufffd") and len(part) < 4:  # no letter has more than 4 bytes
+            broken = label.endswith("\ufffd") and not self._spelled(part).endswith(BROKEN)
+            if broken and len(part) < 4:  # no letter has more than 4 bytes
                 labels.append("")
                 continue
             labels.append(label)
             part = []
         return [label.replace(" ", "▁") for label in labels]
+
+    def _spelled(self, part: Sequence[int]) -> str:
+        return "".join(self.vocabulary[number] for number in part)
 
     def __len__(self) -> int:
         """Return the size of the vocabulary."""

@@ -30,6 +30,7 @@ from annotated_transformer.translation.corpora import (
     read_segments,
 )
 from annotated_transformer.translation.downloads import DATA_VARIABLE, CorpusError, RemoteFile
+from annotated_transformer.translation.system import place
 
 MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
 
@@ -152,6 +153,25 @@ def test_blank_lines_are_dropped_in_training_and_kept_in_evaluation(tmp_path: Pa
     assert len(kept) == 5
     assert kept.blank == ()
     assert kept.report() == ""
+
+
+def test_lines_that_are_counted_without_others_are_told(tmp_path: Path) -> None:
+    text = b"<url>u</url>\na\n\nb\n"
+    paths = [write(tmp_path / f"train.tags.de-en.{side}", text) for side in ("de", "en")]
+    pairs = read_parallel(*paths)
+    assert pairs.report() == "1 of 3 pairs dropped, a side is blank: lines 2 (without tags)"
+    assert place(pairs, 1, 0) == "train.tags.de-en.de (without tags), line 3"
+    both = corpora._joined([pairs, pairs])
+    assert both.report().endswith("lines 2, 5 (of all files together)")
+    assert place(both, 3, 1) == "train.tags.de-en.en (of all files together), line 6"
+    paths[0].write_bytes(text + b"c\n")
+    told = message(lambda: read_parallel(*paths))
+    assert f"{paths[0]} (without tags) has 4 lines and {paths[1]} (without tags) has 3" in told
+
+
+def test_a_bare_ampersand_is_itself(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.xml", segments(("1", "R&region &amp; M&notes &#38;&#x26;")).encode())
+    assert read_segments(path) == [("7/1", "R&region & M&notes &&")]
 
 
 def test_only_blank_lines_leave_nothing(tmp_path: Path) -> None:

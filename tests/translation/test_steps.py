@@ -204,9 +204,24 @@ def test_kept_weights_are_rearranged_once_and_again_after_a_change(monkeypatch):
         second = start_steps(net, src, mask, 2)(tokens)
         assert len(made) == 2
         assert not torch.allclose(first, second)
+        weights = {name: 2 * tensor for name, tensor in net.state_dict().items()}
+        for _ in range(2):  # other tensors, whose changes are as many
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+            net.load_state_dict(weights, assign=True)
+            start_steps(net, src, mask, 2)
+        assert len(made) == 4
     start_steps(net, src, mask, 2)
-    assert len(made) == 3
+    assert len(made) == 5
     assert not module._kept
+
+
+def test_weights_without_a_count_of_changes_take_the_readable_step():
+    with torch.inference_mode():
+        net = model()
+    src, mask = block(0, 2)
+    steps = start_steps(net, src, mask, 3)
+    assert isinstance(steps, CachedSteps)
+    assert steps(torch.tensor([4, 5])).isfinite().all()
 
 
 def test_outputs_can_be_changed_and_used_in_training():

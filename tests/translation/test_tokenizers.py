@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import spacy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.notation import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
@@ -113,9 +113,12 @@ def test_unknown_is_shown() -> None:
     assert bpe().tokens([PAD, BOS, EOS, UNK]) == list(SPECIAL_TOKENS)
 
 
-def test_labels_show_blanks_and_spell_the_text() -> None:
-    for line in lines()[:50]:
-        assert "".join(bpe().tokens(bpe().encode(line))) == "▁" + line.replace(" ", "▁")
+@given(anything | st.sampled_from(lines()) | st.text("a\u00df\ufffd\U0001f600 ", max_size=6))
+@example("a\ufffdb")  # a letter, though it stands for broken ones, too
+@example("\ufffd")
+def test_labels_show_blanks_and_spell_the_text(line: str) -> None:
+    shown = "▁" * bool(line) + line.replace(" ", "▁")
+    assert "".join(bpe().tokens(bpe().encode(line))) == shown
 
 
 @pytest.mark.parametrize("size", [260, 261, 300, 512, 900])
