@@ -44,7 +44,8 @@ class Hypothesis:
     Attributes:
         tokens: Token numbers, without special symbols.
         score: The log-probability divided by the length penalty; the higher the better.
-        log_probability: Natural logarithm of the output's probability, its end symbol included.
+        log_probability: Natural logarithm of the output's probability, its end symbol included
+            unless it was cut at the most tokens.
 
     Defined in: book/translation/beam_search.md
     """

@@ -53,17 +53,19 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     Defined in: book/translation/checkpoints.md
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    real = path.resolve()  # through a link, to what it points to
+    part = real.with_name(f".{real.name}.{os.getpid()}.part")
     try:
-        if path.exists() and not path.is_file():  # a pipe, a device: nothing to replace
+        opened = path.parent.resolve() in {Path(p).resolve() for p in ("/dev", "/dev/fd")}
+        if opened or (path.exists() and not path.is_file()):  # a pipe, a device: not replaced
             path.write_bytes(data)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        real.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path.resolve())  # through a link, to what it points to
+        os.replace(part, real)
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be written: {error.strerror or error}; "
@@ -505,7 +507,8 @@ def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dic
         The mean of each tensor, in its own type, and the data in the header of the last file.
 
     Raises:
-        CheckpointError: A file is damaged, or does not fit to the others.
+        CheckpointError: A file is damaged, has other tensors than the others, or was trained
+            with another tokenizer.
         ValueError: There is no file.
 
     Defined in: book/translation/checkpoints.md
@@ -513,11 +516,15 @@ def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dic
     if not paths:
         raise ValueError("there is nothing to average")
     sums: dict[str, Tensor] = {}
+    trained = set()
     for path in paths:
         tensors, data = load_tensors(path)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if sums and shapes != {name: tensor.shape for name, tensor in sums.items()}:
             raise CheckpointError(f"{path}: has other tensors than {paths[0]}; take one training")
+        trained.add(json.dumps(data.get("tokenizers")))
+        if len(trained) > 1:
+            raise CheckpointError(f"{path}: has another tokenizer than {paths[0]}")
         for name, tensor in tensors.items():
             sums[name] = sums.get(name, 0) + tensor.double()
     return {name: (sums[name] / len(paths)).to(t.dtype) for name, t in tensors.items()}, data

@@ -46,15 +46,15 @@ def stream_lines(path: str | Path) -> Iterator[str]:
     try:
         with _opened(Path(path)) as file:
             for number in itertools.count(1):
-                row = file.readline(LONGEST_LINE + 1)
+                row = file.readline(LONGEST_LINE + 2)  # with the longest end, or more than it
                 if not row:
                     return
+                row = row.removesuffix(b"\n").removesuffix(b"\r")
                 if len(row) > LONGEST_LINE:
                     raise CorpusError(
                         f"{path}, line {number}: longer than {LONGEST_LINE} bytes; "
                         "give text with one sentence on each line"
                     )
-                row = row.removesuffix(b"\n").removesuffix(b"\r")
                 yield row.decode("utf-8", "surrogateescape")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CorpusError(f"{path}: damaged gzip data ({error}); fetch the file again") from None

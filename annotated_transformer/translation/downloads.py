@@ -32,6 +32,11 @@ from typing import IO
 
 from tqdm import tqdm
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
 
 class CorpusError(ValueError):
     """A corpus that cannot be had; the message names the file, the line and the remedy.
@@ -199,6 +204,39 @@ def _clear_write_errors(part: Path) -> Iterator[None]:
         ) from None
 
 
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a folder for this process, where the system has such locks.
+
+    Args:
+        folder: It must be there.
+        wait: For a process that holds it, after saying so.
+
+    Raises:
+        BlockingIOError: Another process holds the folder, and is not waited for.
+        OSError: The folder cannot be opened.
+
+    Defined in: book/translation/downloads.md
+    """
+    if fcntl is None:
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            tqdm.write(f"{folder}: waiting for another process", file=sys.stderr)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(held)
+
+
 def fetch(
     file: RemoteFile,
     *,
@@ -237,18 +275,26 @@ def fetch(
                 raise CorpusError(f"{copy}: altered or cut short, {found}; replace the file")
             return copy
     path = (Path(cache) if cache else cache_folder()) / file.path
-    if path.exists() and not _difference(path, file):
+    if _is_there(path, file):
         return path
     part = path.with_name(path.name + ".part")
-    with _clear_write_errors(part):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    _download_anywhere(file, part, progress, attempts, timeout, wait)
-    with _clear_write_errors(part):
-        os.replace(part, path)  # atomic: the file is there whole, or not at all
+    with contextlib.ExitStack() as stack:
+        with _clear_write_errors(part):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(path.parent, wait=True))
+        if _is_there(path, file):  # another process has brought it
+            return path
+        _download_anywhere(file, part, progress, attempts, timeout, wait)
+        with _clear_write_errors(part):
+            os.replace(part, path)  # atomic: the file is there whole, or not at all
     if not (file.sha256 or file.md5):
         found = f"{path}: no checksum is published; this one has sha-256 {sha256_of(path)}"
         tqdm.write(found, file=sys.stderr)
     return path
+
+
+def _is_there(path: Path, file: RemoteFile) -> bool:
+    return path.exists() and not _difference(path, file)
 
 
 class _UnusableError(Exception):
@@ -521,8 +567,9 @@ DAMAGED = (
     zlib.error,
     lzma.LZMAError,
     EOFError,
+    UnicodeDecodeError,  # of a member's name
     RuntimeError,
-)  # of an encrypted member, the last one
+)  # of an encrypted member
 
 
 def unpack(
@@ -552,12 +599,11 @@ def unpack(
     archive, folder = Path(archive), Path(folder)
     if folder.exists():
         return folder
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir(parents=True)
-        _unpack_members(archive, part, most_bytes, most_files)
-        os.replace(part, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.parent, wait=True):
+            if not folder.exists():  # else another process has unpacked it
+                _unpack_alone(archive, folder, most_bytes, most_files)
     except DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorpusError(
@@ -568,9 +614,18 @@ def unpack(
         raise CorpusError(
             f"{archive}: cannot be unpacked into {folder}: {error.strerror or error}"
         ) from None
+    return folder
+
+
+def _unpack_alone(archive: Path, folder: Path, most_bytes: int, most_files: int) -> None:
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir()
+        _unpack_members(archive, part, most_bytes, most_files)
+        os.replace(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return folder
 
 
 def _unpack_members(archive: Path, folder: Path, most_bytes: int, most_files: int) -> None:

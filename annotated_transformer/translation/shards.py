@@ -53,7 +53,7 @@ from annotated_transformer.translation.corpora import (
     language_codes,
     read_parallel,
 )
-from annotated_transformer.translation.downloads import CorpusError, sha256_of
+from annotated_transformer.translation.downloads import CorpusError, locked, sha256_of
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
     Tokenizer,
@@ -61,11 +61,6 @@ from annotated_transformer.translation.tokenizers import (
     load_tokenizer,
     save_tokenizer,
 )
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
 
 
 def write_shard(
@@ -124,8 +119,9 @@ class Shard:
                     raise ValueError("its header is longer than the file")
                 header = json.loads(file.read(length))
             self.data: dict[str, Any] = json.loads(header["__metadata__"]["data"])
-            self.offsets = self._map(header["offsets"], 8 + length)
-            self.tokens = self._map(header["tokens"], 8 + length)
+            content = _mapped(self.path)[8 + length :]
+            self.offsets = _array(content, header["offsets"])
+            self.tokens = _array(content, header["tokens"])
             if len(self.offsets) != 2 * self.data["pairs"] + 1:
                 raise ValueError("its header does not fit its arrays")
         except OSError as error:
@@ -135,13 +131,6 @@ class Shard:
             raise CorpusError(
                 f"{path}: damaged ({reason}); delete the folder and prepare the corpus again"
             ) from None
-
-    def _map(self, entry: Mapping[str, Any], start: int) -> NDArray[Any]:
-        kind = {"U16": np.uint16, "U32": np.uint32}[entry["dtype"]]
-        shape, place = tuple(entry["shape"]), start + entry["data_offsets"][0]
-        if not shape[0]:  # nothing cannot be mapped
-            return np.zeros(0, dtype=kind)
-        return np.memmap(self.path, dtype=kind, mode="r", offset=place, shape=shape)
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -161,6 +150,31 @@ class Shard:
             )
 
 
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    """Map a file into memory, without keeping it open; what is written there is not kept.
+
+    Defined in: book/translation/shards.md
+    """
+    size = path.stat().st_size
+    try:
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    except RuntimeError as error:
+        raise OSError(str(error).split("\n")[0]) from None
+
+
+def _array(content: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
+    kind = {"U16": np.uint16, "U32": np.uint32}[entry["dtype"]]
+    start, stop = entry["data_offsets"]
+    found = content[start:stop].view(kind)
+    found.flags.writeable = False
+    if found.shape != tuple(entry["shape"]):
+        raise ValueError("it is cut off")
+    return found
+
+
+LONGEST = (1 << 16) - 1  # tokens of a sentence, a special symbol included: 2 bytes
+
+
 class ShardedText:
     """Sentence pairs as token numbers, in shards on the disk.
 
@@ -169,7 +183,8 @@ class ShardedText:
         check: Whether to compare the checksums; this reads everything once.
 
     Raises:
-        CorpusError: A shard is missing or damaged, or there is no pair in them.
+        CorpusError: A shard is missing or damaged, a sentence is too long, or there is no
+            pair in them.
 
     Defined in: book/translation/shards.md
     """
@@ -185,6 +200,8 @@ class ShardedText:
         self._lengths = np.empty((len(self), 2), dtype=np.uint16)
         for start, shard in zip(self.starts[:-1], self.shards, strict=True):
             found = np.diff(shard.offsets).reshape(-1, 2) + 1
+            if (found > LONGEST).any():
+                raise CorpusError(f"{shard.path}: a sentence of more than {LONGEST} tokens")
             self._lengths[start : start + len(shard)] = found
 
     def __len__(self) -> int:
@@ -257,7 +274,7 @@ def pooled_batches(
     """
     if not len(lengths):
         return []
-    longer = lengths.max(axis=1).astype(np.int64)
+    longer = lengths.max(axis=1)
     if longer.max() > max_tokens:
         raise ValueError(
             f"pair {longer.argmax() + 1} has {longer.max()} tokens, more than the {max_tokens} of "
@@ -273,7 +290,7 @@ def pooled_batches(
     for start in range(0, len(order), size):
         part = order[start : start + size]  # a view: sorted where it stands
         part[:] = part[np.lexsort((lengths[part, 1], lengths[part, 0], longer[part]))]
-        batches += [part[i:j] for i, j in _cuts(longer[part], max_tokens)]
+        batches += [part[i:j] for i, j in _cuts(longer[part].astype(np.int64), max_tokens)]
     if shuffle:
         batches = [batches[i] for i in chance.permutation(len(batches))]
     return batches
@@ -478,9 +495,10 @@ def check_preparation(folder: str | Path, options: Preparation) -> None:
             f"--vocabulary {options.vocabulary}: must be at least {smallest}, "
             "the bytes and the special tokens"
         )
-    if options.max_len < 2:
+    if not 2 <= options.max_len <= LONGEST:
         raise CorpusError(
-            f"--max-len {options.max_len}: must be at least 2, a token and the end of the sentence"
+            f"--max-len {options.max_len}: must be at least 2, a token and the end of the sentence,"
+            f" and at most {LONGEST}"
         )
     for place in (Path(folder), *Path(folder).parents):
         if place.exists():
@@ -515,6 +533,7 @@ def prepare(
     Raises:
         CorpusError: An option or a file cannot be used, or the folder holds something else.
         TokenizerError: What was learned cannot be written.
+        CheckpointError: Another file cannot be written.
 
     Defined in: book/translation/shards.md
     """
@@ -573,23 +592,17 @@ def _alone(folder: Path) -> Iterator[None]:
 
     Defined in: book/translation/shards.md
     """
-    if fcntl is None:
-        yield
-        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CorpusError(
             f"{folder}: the folder cannot be made: {error.strerror or error}; choose another folder"
         ) from None
-    held = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        with locked(folder, wait=False):
+            yield
     except BlockingIOError:
         raise CorpusError(f"{folder}: another process prepares it; wait for its end") from None
-    finally:
-        os.close(held)
 
 
 def _plan(files: Files, options: Preparation) -> dict[str, Any]:
@@ -637,6 +650,8 @@ def _check_plan(folder: Path, plan: dict[str, Any], say: Callable[[str], None]) 
                 "choose another folder, or delete this one"
             )
         say(f"{folder}: begins again, with other {' and '.join(differing)}")
+        # The list of what is complete goes first: who is killed here must not trust it later.
+        (folder / "text" / "reports.json").unlink(missing_ok=True)
         for name in ("text", "shards"):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / "tokenizer.json").unlink(missing_ok=True)

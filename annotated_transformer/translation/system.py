@@ -736,7 +736,7 @@ class Run:
         self.recent = Progress()  # since the last point of the curve
         self.stopped: int | None = None
         self.world.main_first(lambda: self._set_up(texts))
-        self.lengths = np.asarray(self.train.lengths(), dtype=np.int64)  # (pairs, 2)
+        self.lengths = np.asarray(self.train.lengths())  # (pairs, 2); of shards, no copy
         self._connect()
         found = self.world.main_first(lambda: load_newest(folder))
         if found is not None:

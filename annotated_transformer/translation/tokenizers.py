@@ -338,7 +338,10 @@ def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
     path = Path(path)
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(tokenizer.to_json() + "\n", encoding="utf-8")
+        with part.open("w", encoding="utf-8") as file:
+            file.write(tokenizer.to_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave the name without the content
         os.replace(part, path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,26 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     write_atomically(tmp_path / "link", b"new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_a_link_may_lead_to_another_file_system(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other file system")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        (tmp_path / "link").symlink_to(Path(folder) / "real")
+        for data in (b"old", b"new"):
+            write_atomically(tmp_path / "link", data)
+            assert (Path(folder) / "real").read_bytes() == data
+        assert parts(Path(folder)) == []
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="another system")
+def test_the_output_of_the_process_is_written_where_it_leads(tmp_path: Path) -> None:
+    code = f"from {write_atomically.__module__} import *; write_atomically('/dev/stdout', b'text')"
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out").read_bytes() == b"text"
 
 
 def test_a_device_is_written_not_replaced(tmp_path: Path) -> None:
@@ -476,6 +497,16 @@ def test_more_than_were_kept_cannot_be_averaged(last: int, tmp_path: Path) -> No
         average_system(tmp_path, last)
     one_line(error, tmp_path)
     assert not (tmp_path / AVERAGED).exists()
+
+
+def test_checkpoints_of_other_tokenizers_are_not_averaged(tmp_path: Path) -> None:
+    kept(tmp_path, 3)
+    first, second, _ = snapshots(tmp_path)
+    tensors, data = load_tensors(first)
+    save_tensors(first, tensors, {**data, "tokenizers": ["another"]})
+    with pytest.raises(CheckpointError, match="another tokenizer than") as error:
+        average_system(tmp_path)
+    one_line(error, second)
 
 
 def test_checkpoints_that_do_not_fit_are_not_averaged(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     assert "line 2: longer than" in message(lambda: list(stream_lines(path)))
     path = write(tmp_path / "y", b"a" * (LONGEST_LINE - 1) + b"\nb")
     assert [len(line) for line in stream_lines(path)] == [LONGEST_LINE - 1, 1]
+    for end in (b"\n", b"\r\n"):
+        path = write(tmp_path / "z", b"a" * LONGEST_LINE + end + b"b")
+        assert [len(line) for line in stream_lines(path)] == [LONGEST_LINE, 1]
+        path = write(tmp_path / "z", b"a" * (LONGEST_LINE + 1) + end + b"b")
+        assert "line 1: longer than" in message(lambda path=path: list(stream_lines(path)))
 
 
 @pytest.mark.parametrize("page", [b"<!DOCTYPE html>\n<p>", b"\xef\xbb\xbf \n<HTML><p>"])

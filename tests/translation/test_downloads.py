@@ -15,6 +15,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +30,7 @@ from annotated_transformer.translation.downloads import (
     RemoteFile,
     fetch,
     locate,
+    locked,
     unpack,
 )
 
@@ -148,6 +150,23 @@ def test_download_then_cache(server: Server, get: Callable[..., Path], tmp_path:
     assert get(remote(server, "x")) == path
     assert server.requests == [("x", None)]
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_another_process_fetches_is_waited_for(
+    server: Server, get: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.contents["x"] = CONTENT
+    folder = tmp_path / "cache" / "c"
+    folder.mkdir(parents=True)
+    with ThreadPoolExecutor() as pool:
+        with locked(folder, wait=False):
+            path = pool.submit(get, remote(server, "x"))
+            with pytest.raises(TimeoutError):
+                path.result(timeout=0.3)
+            (folder / "x.gz").write_bytes(CONTENT)
+        assert path.result() == folder / "x.gz"
+    assert server.requests == []
+    assert f"{folder}: waiting for another process" in capsys.readouterr().err
 
 
 def test_broken_connection_is_resumed(server: Server, get: Callable[..., Path]) -> None:
@@ -778,6 +797,25 @@ def test_damaged_archives(tmp_path: Path, pack: Any) -> None:
         text = message(lambda: unpack(archive, tmp_path / "out"))
         assert str(archive) in text
         assert not (tmp_path / "out").exists()
+
+
+def test_a_name_in_a_zip_that_is_no_text(tmp_path: Path) -> None:
+    archive = zipped(tmp_path / "x", ("ä", b"1"))
+    archive.write_bytes(archive.read_bytes().replace("ä".encode(), b"\xc3("))
+    assert "damaged one ('utf-8' codec" in message(lambda: unpack(archive, tmp_path / "out"))
+
+
+def test_what_another_process_unpacks_is_waited_for(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x", ("a", b"1"))
+    with ThreadPoolExecutor() as pool:
+        with locked(tmp_path, wait=False):
+            (tmp_path / ".out.part").mkdir()  # the other's
+            folder = pool.submit(unpack, archive, tmp_path / "out")
+            with pytest.raises(TimeoutError):
+                folder.result(timeout=0.3)
+            (tmp_path / ".out.part" / "b").write_bytes(b"2")
+            (tmp_path / ".out.part").rename(tmp_path / "out")
+        assert everything(folder.result()) == {"b": b"2"}
 
 
 def test_what_a_killed_process_left_is_no_archive(tmp_path: Path) -> None:

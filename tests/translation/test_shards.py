@@ -82,7 +82,24 @@ def test_tokens_take_as_few_bytes_as_they_can(tmp_path: Path, vocabulary: int, w
     shard = Shard(path)
     assert shard.tokens.itemsize == width
     assert shard.tokens.tolist() == [vocabulary - 1, 0]
-    assert isinstance(shard.tokens, np.memmap)
+    assert not shard.tokens.flags.writeable
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="another system")
+def test_shards_are_mapped_and_not_kept_open(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x", [([5], [6])], 100)
+    Shard(tmp_path / "x")
+    before = len(os.listdir("/proc/self/fd"))
+    held = [Shard(tmp_path / "x") for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert Path("/proc/self/maps").read_text().count(str(tmp_path / "x")) >= len(held)
+
+
+def test_sentences_whose_length_takes_more_than_16_bits_are_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x", [([0] * 65_534, [1])], 100)
+    assert ShardedText([tmp_path / "x"]).lengths().tolist() == [[65_535, 2]]
+    write_shard(tmp_path / "x", [([0], [1] * 65_535)], 100)
+    assert "more than 65535 tokens" in message(lambda: ShardedText([tmp_path / "x"]))
 
 
 def test_numbers_beyond_16_bits_are_not_wrapped(tmp_path: Path) -> None:
@@ -482,6 +499,30 @@ def test_another_corpus_is_not_mixed_in(tmp_path: Path, files: Any, change: str)
     assert contents(tmp_path / "out") == before
 
 
+def test_killed_while_it_begins_again(
+    tmp_path: Path, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise Stop
+
+    def delete_half(folder: Path, **_: object) -> None:
+        for piece in folder.glob("train-*"):
+            piece.unlink()
+        raise Stop
+
+    run(tmp_path / "whole", files)
+    for options, place, fault in (
+        (OPTIONS, (shards, "_encode_all"), stop),
+        (Preparation(vocabulary=401), (shards.shutil, "rmtree"), delete_half),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*place, fault)
+            with pytest.raises(Stop):
+                run(tmp_path / "out", files, options)
+    run(tmp_path / "out", files)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 def test_a_folder_in_use_is_left_alone(tmp_path: Path, files: Any) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
@@ -703,6 +744,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
         (Preparation(vocabulary=10), f"--vocabulary 10: must be at least {smallest}"),
         (Preparation(vocabulary=smallest - 1), "--vocabulary"),
         (Preparation(max_len=1), "--max-len 1"),
+        (Preparation(max_len=65_536), "at most 65535"),
     ):
         assert words in message(lambda options=options: run(tmp_path / "out", nowhere, options))
     assert list(tmp_path.iterdir()) == []
