@@ -777,7 +777,7 @@ class Prepare:
     def __call__(self) -> int:
         """Prepare."""
         options = self.preparation
-        for name in ("vocabulary", "max_len", "max_words", "max_ratio"):
+        for name in ("vocabulary", "max_words", "max_ratio"):
             if not 0 < (value := getattr(options, name)) < 1 << 16:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} {value}: must be above 0 and below 65536")
