@@ -1,8 +1,4 @@
-"""Run the command line: ``python -m annotated_transformer``.
-
-The commands are defined in book/translation/command.md.
-"""
-# Written from book/_ext/export.py: edit it instead.
+"""Run the command line: ``python -m annotated_transformer``."""
 
 from annotated_transformer.translation.command import main
 

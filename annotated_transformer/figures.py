@@ -1,9 +1,5 @@
-"""Figures that read in light, in dark, on paper and without scripts.
-
-Defined in the chapter *Figures* (book/figures.md).
-"""
-
 # Written from book/figures.md: edit the chapter instead.
+"""Figures that read in light, in dark, on paper and without scripts."""
 
 import base64
 import html
@@ -46,8 +42,6 @@ class Picture:
         html: The figure as HTML that needs nothing else.
         png: The figure as an image on a white ground.
         alt_text: What one sees, in a sentence or two.
-
-    Defined in: book/figures.md
     """
 
     html: str
@@ -64,10 +58,7 @@ class Picture:
 
 
 def _inline(svg: str, alt_text: str) -> str:
-    """Make an SVG file part of a page: own ids, the page's colour, scaled to fit.
-
-    Defined in: book/figures.md
-    """
+    """Make an SVG file part of a page: own ids, the page's colour, scaled to fit."""
     if not alt_text.strip():
         raise ValueError("alt_text is empty: say what one sees in the figure")
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
@@ -106,8 +97,6 @@ def show(figure: Figure, alt_text: str) -> Picture:
 
     Raises:
         ValueError: If ``alt_text`` is empty.
-
-    Defined in: book/figures.md
     """
     svg, png = io.StringIO(), io.BytesIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -131,8 +120,6 @@ def canvas(
 
     Returns:
         The figure, and its axes in an array of shape ``(rows, columns)``.
-
-    Defined in: book/figures.md
     """
     with rc_context(STYLE):
         figure = Figure(figsize=size)
@@ -140,10 +127,7 @@ def canvas(
 
 
 def _array(values: ArrayLike | torch.Tensor) -> NDArray[Any]:
-    """Take a tensor (any device, with or without gradient), an array or a list.
-
-    Defined in: book/figures.md
-    """
+    """Take a tensor (any device, with or without gradient), an array or a list."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         # NumPy has no bfloat16.
@@ -152,10 +136,7 @@ def _array(values: ArrayLike | torch.Tensor) -> NDArray[Any]:
 
 
 def _named(**labels: str) -> None:
-    """Insist that every axis says what it shows.
-
-    Defined in: book/figures.md
-    """
+    """Insist that every axis says what it shows."""
     for name, label in labels.items():
         if not label.strip():
             raise ValueError(f"{name} is empty: every axis says what it shows")
@@ -164,10 +145,7 @@ def _named(**labels: str) -> None:
 def _matrix(
     values: ArrayLike | torch.Tensor, rows: Sequence[object], columns: Sequence[object]
 ) -> NDArray[Any]:
-    """Return a matrix whose shape fits its labels.
-
-    Defined in: book/figures.md
-    """
+    """Return a matrix whose shape fits its labels."""
     matrix = _array(values)
     if matrix.shape != (len(rows), len(columns)):
         shape = (len(rows), len(columns))
@@ -176,10 +154,7 @@ def _matrix(
 
 
 def _range(values: NDArray[Any]) -> tuple[float, float]:
-    """Return the ends of a scale of colours: around zero, if any number is negative.
-
-    Defined in: book/figures.md
-    """
+    """Return the ends of a scale of colours: around zero, if any number is negative."""
     numbers = values[np.isfinite(values)]
     low, high = float(numbers.min(initial=0)), float(numbers.max(initial=0))
     reach = max(-low, high) or 1.0
@@ -187,39 +162,27 @@ def _range(values: NDArray[Any]) -> tuple[float, float]:
 
 
 def _axes(ax: Axes | None, size: tuple[float, float], **labels: str) -> Axes:
-    """Return axes (new ones, if there are none) with their labels and title set.
-
-    Defined in: book/figures.md
-    """
+    """Return axes (new ones, if there are none) with their labels and title set."""
     axes: Axes = canvas(size=size)[1][0, 0] if ax is None else ax
     axes.set(**labels)
     return axes
 
 
 def _figure(axes: Axes) -> Figure:
-    """Return the figure that axes belong to.
-
-    Defined in: book/figures.md
-    """
+    """Return the figure that axes belong to."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     return figure
 
 
 def _shown(labels: Sequence[object], most: int) -> range:
-    """Return which labels to write: all tokens, but of many numbers only some.
-
-    Defined in: book/figures.md
-    """
+    """Return which labels to write: all tokens, but of many numbers only some."""
     numbers = all(isinstance(label, int) for label in labels)
     return range(0, len(labels), -(-len(labels) // most) if numbers else 1)
 
 
 def _tick(axis: Any, labels: Sequence[object], most: int, **look: Any) -> None:
-    """Label the cells along one axis.
-
-    Defined in: book/figures.md
-    """
+    """Label the cells along one axis."""
     places = _shown(labels, most)
     axis.set_ticks([i + 0.5 for i in places], [str(labels[i]) for i in places], **look)
 
@@ -251,8 +214,6 @@ def heatmap(
 
     Raises:
         ValueError: If the matrix does not fit its labels, or a label is empty.
-
-    Defined in: book/figures.md
     """
     _named(row_label=row_label, column_label=column_label)
     values = _matrix(matrix, rows, columns)
@@ -288,10 +249,7 @@ def heatmap(
 
 
 def _strokes(curves: int) -> list[tuple[str, tuple[float, ...]]]:
-    """Return a colour and dashes for each curve; a colour that returns has other dashes.
-
-    Defined in: book/figures.md
-    """
+    """Return a colour and dashes for each curve; a colour that returns has other dashes."""
     rounds = (DASHES[n:] + DASHES[:n] for n in range(len(DASHES)))
     pairs = [pair for dashes in rounds for pair in zip(PALETTE, dashes, strict=True)]
     return [pairs[i % len(pairs)] for i in range(curves)]
@@ -320,8 +278,6 @@ def lines(
 
     Raises:
         ValueError: If a label is empty.
-
-    Defined in: book/figures.md
     """
     _named(x_label=x_label, y_label=y_label)
     axes = _axes(ax, (5.0, 3.0), xlabel=x_label, ylabel=y_label, title=title)
@@ -355,8 +311,6 @@ def bars(
 
     Raises:
         ValueError: If a label is empty.
-
-    Defined in: book/figures.md
     """
     _named(value_label=value_label, name_label=name_label)
     size = (5.0, 1.0 + 0.32 * len(values))
@@ -431,8 +385,6 @@ def live(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
 
     Raises:
         ValueError: If ``alt_text`` is empty.
-
-    Defined in: book/figures.md
     """
     spec: dict[str, Any] = chart.to_dict()
     spec["description"] = alt_text
@@ -448,20 +400,14 @@ def live(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
 
 
 def _labels(names: Sequence[object], title: str) -> alt.Axis:
-    """Return an axis that writes names where the data have positions.
-
-    Defined in: book/figures.md
-    """
+    """Return an axis that writes names where the data have positions."""
     shown = _shown(names, 20)
     text = json.dumps([str(name) if i in shown else "" for i, name in enumerate(names)])
     return alt.Axis(title=title, labelExpr=f"{text}[datum.value]", ticks=False)
 
 
 def _places(names: Sequence[object]) -> alt.Scale:
-    """Return a scale with a place for each name, even where no cell has a number.
-
-    Defined in: book/figures.md
-    """
+    """Return a scale with a place for each name, even where no cell has a number."""
     return alt.Scale(domain=list(range(len(names))))
 
 
@@ -479,8 +425,6 @@ def live_heatmap(
     """Draw a matrix whose cells tell their value; arguments as in ``heatmap``.
 
     With ``hover``, a row is singled out by pointing at it, and not by a click.
-
-    Defined in: book/figures.md
     """
     _named(row_label=row_label, column_label=column_label)
     values = _matrix(matrix, rows, columns)
@@ -524,10 +468,7 @@ def live_lines(
     log_x: bool = False,
     log_y: bool = False,
 ) -> alt.LayerChart:
-    """Draw named curves that can be singled out; arguments as in ``lines``.
-
-    Defined in: book/figures.md
-    """
+    """Draw named curves that can be singled out; arguments as in ``lines``."""
     _named(x_label=x_label, y_label=y_label)
     points = [
         {"curve": name, "x": float(a), "y": float(b)}
@@ -578,8 +519,6 @@ class Table:
     Raises:
         TypeError: A cell is no text.
         ValueError: A row has more or fewer cells.
-
-    Defined in: book/figures.md
     """
 
     head: Sequence[str]

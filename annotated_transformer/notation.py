@@ -1,9 +1,5 @@
-"""The special tokens, and with them the conventions of the book.
-
-Defined in the chapter *Notation* (book/notation.md).
-"""
-
 # Written from book/notation.md: edit the chapter instead.
+"""The special tokens, and with them the conventions of the book."""
 
 from typing import Final
 

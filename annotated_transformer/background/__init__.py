@@ -1,2 +1,2 @@
-"""The modules that the chapters in ``book/background/`` define."""
 # Written from the chapters in book/background/: edit them instead.
+"""The modules that the chapters in ``book/background/`` define."""

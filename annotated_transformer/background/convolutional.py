@@ -1,9 +1,5 @@
-"""A translator made of convolutions, with attention in every decoder layer (section 2).
-
-Defined in the chapter *Convolution instead of recurrence* (book/background/convolutional.md).
-"""
-
 # Written from book/background/convolutional.md: edit the chapter instead.
+"""A translator made of convolutions, with attention in every decoder layer (section 2)."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ def windows(x: Tensor, kernel: int, causal: bool) -> Tensor:
 
     Returns:
         ``(batch, n, kernel * width)``, the leftmost position first.
-
-    Defined in: book/background/convolutional.md
     """
     left = kernel - 1 if causal else (kernel - 1) // 2
     padded = F.pad(x, (0, 0, left, kernel - 1 - left))  # (batch, n + kernel - 1, width)
@@ -45,8 +39,6 @@ class GatedConvolution(nn.Module):
         kernel: Positions that one position sees.
         dropout: Probability of dropping an element of the input.
         causal: Whether a position sees itself and earlier ones alone.
-
-    Defined in: book/background/convolutional.md
     """
 
     def __init__(self, width: int, kernel: int, dropout: float, causal: bool) -> None:
@@ -73,10 +65,7 @@ ROOT_HALF = math.sqrt(0.5)
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
-    """Add two signals; if they are independent, with the same variance, the sum has it as well.
-
-    Defined in: book/background/convolutional.md
-    """
+    """Add two signals; if they are independent, with the same variance, the sum has it as well."""
     return (x + y) * ROOT_HALF
 
 
@@ -88,8 +77,6 @@ class PositionedWords(nn.Module):
         width: Numbers that stand for one token.
         max_len: Number of positions.
         dropout: Probability of dropping an element of the sum.
-
-    Defined in: book/background/convolutional.md
     """
 
     def __init__(self, vocab: int, width: int, max_len: int, dropout: float) -> None:
@@ -126,8 +113,6 @@ class Source:
         values: These plus the source's embeddings, same shape.
         real: Boolean ``(batch, 1, m)``, true at real tokens.
         scale: Root of the number of real tokens, ``(batch, 1, 1)``.
-
-    Defined in: book/background/convolutional.md
     """
 
     keys: Tensor
@@ -149,8 +134,6 @@ class SourceAttention(nn.Module):
 
     Args:
         width: Numbers that stand for one position.
-
-    Defined in: book/background/convolutional.md
     """
 
     def __init__(self, width: int) -> None:
@@ -178,8 +161,6 @@ class ConvolutionalEncoder(nn.Module):
     Args:
         embed: Words and places of the source.
         layers: Centred convolutions.
-
-    Defined in: book/background/convolutional.md
     """
 
     def __init__(self, embed: PositionedWords, layers: list[GatedConvolution]) -> None:
@@ -200,10 +181,7 @@ class ConvolutionalEncoder(nn.Module):
 
 
 def _without(x: Tensor, padding: Tensor | None) -> Tensor:
-    """Set ``x (batch, m, width)`` to zero where ``padding (batch, m, 1)`` is true.
-
-    Defined in: book/background/convolutional.md
-    """
+    """Set ``x (batch, m, width)`` to zero where ``padding (batch, m, 1)`` is true."""
     return x if padding is None else x.masked_fill(padding, 0.0)
 
 
@@ -214,8 +192,6 @@ class ConvolutionalDecoderLayer(nn.Module):
         width: Numbers that stand for one position.
         kernel: Positions that one position sees, itself included.
         dropout: Probability of dropping an element of the convolution's input.
-
-    Defined in: book/background/convolutional.md
     """
 
     def __init__(self, width: int, kernel: int, dropout: float) -> None:
@@ -272,8 +248,6 @@ class ConvolutionConfig:
 
     Raises:
         ValueError: A size is not positive, or the dropout is not from 0 up to below 1.
-
-    Defined in: book/background/convolutional.md
     """
 
     width: int = 128
@@ -307,8 +281,6 @@ class ConvolutionalTranslator(Translator):
         src_vocab: Number of source tokens.
         tgt_vocab: Number of target tokens.
         config: Sizes.
-
-    Defined in: book/background/convolutional.md
     """
 
     def __init__(self, src_vocab: int, tgt_vocab: int, config: ConvolutionConfig) -> None:
@@ -406,8 +378,6 @@ class ConvolutionSteps:
         memory: The encoder's output, one row a sentence.
         src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
         beam: Hypotheses of each sentence.
-
-    Defined in: book/background/convolutional.md
     """
 
     def __init__(

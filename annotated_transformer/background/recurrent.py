@@ -1,9 +1,5 @@
-"""Recurrent networks (RNN, LSTM, GRU) and a language model made of them (section 1).
-
-Defined in the chapter *Recurrence* (book/background/recurrent.md).
-"""
-
 # Written from book/background/recurrent.md: edit the chapter instead.
+"""Recurrent networks (RNN, LSTM, GRU) and a language model made of them (section 1)."""
 
 from __future__ import annotations
 
@@ -27,8 +23,6 @@ class Cell(nn.Module, ABC):
     Args:
         input_size: Width of the input.
         hidden_size: Width of the state.
-
-    Defined in: book/background/recurrent.md
     """
 
     gates: ClassVar[int] = 1  # vectors that each product gives
@@ -58,10 +52,7 @@ class Cell(nn.Module, ABC):
 
 
 class RNNCell(Cell):
-    """``h' = tanh(W_x x + b_x + W_h h + b_h)``.
-
-    Defined in: book/background/recurrent.md
-    """
+    """``h' = tanh(W_x x + b_x + W_h h + b_h)``."""
 
     def step(self, product: Tensor, state: State) -> State:
         """Return ``(h',)``."""
@@ -70,10 +61,7 @@ class RNNCell(Cell):
 
 
 class LSTMCell(Cell):
-    """Long short-term memory with a forget gate; its state is ``(h, c)``.
-
-    Defined in: book/background/recurrent.md
-    """
+    """Long short-term memory with a forget gate; its state is ``(h, c)``."""
 
     gates = 4
     states = 2
@@ -93,8 +81,6 @@ def gru_step(given: Tensor, kept: Tensor, h: Tensor) -> Tensor:
         given: What the input adds to the two gates and the candidate, ``(batch, 3 * hidden)``.
         kept: What the state adds to them, likewise.
         h: The state ``(batch, hidden)``.
-
-    Defined in: book/background/recurrent.md
     """
     r_x, z_x, n_x = given.chunk(3, dim=-1)
     r_h, z_h, n_h = kept.chunk(3, dim=-1)
@@ -104,10 +90,7 @@ def gru_step(given: Tensor, kept: Tensor, h: Tensor) -> Tensor:
 
 
 class GRUCell(Cell):
-    """Gated recurrent unit; the reset gate acts after the product with the state.
-
-    Defined in: book/background/recurrent.md
-    """
+    """Gated recurrent unit; the reset gate acts after the product with the state."""
 
     gates = 3
 
@@ -132,8 +115,6 @@ def sweep(
     Returns:
         The states ``h`` at all positions, ``(batch, n, hidden_size)``, zero at padding, and the
         state at the end of the way.
-
-    Defined in: book/background/recurrent.md
     """
     products = cell.from_input(x).unbind(1)  # one product for all positions
     real = [None] * len(products) if keep is None else keep.unbind(1)
@@ -154,10 +135,7 @@ R = TypeVar("R", bound="Recurrent")
 
 
 def _real(x: Tensor, lengths: Tensor | None) -> Tensor | None:
-    """Check the input of a layer; return where words are, ``(batch, n, 1)``, if lengths say.
-
-    Defined in: book/background/recurrent.md
-    """
+    """Check the input of a layer; return where words are, ``(batch, n, 1)``, if lengths say."""
     if x.dim() != 3 or x.size(1) == 0:
         raise ValueError(f"the input must be (batch, n, input) with n > 0, not {tuple(x.shape)}")
     if lengths is None:
@@ -180,8 +158,6 @@ class Recurrent(nn.Module):
         num_layers: How many layers; each reads the outputs of the one below.
         bidirectional: Whether every layer reads from both sides.
         dropout: Share of a layer's outputs that is dropped before the next layer, in training.
-
-    Defined in: book/background/recurrent.md
     """
 
     cell: ClassVar[type[Cell]]
@@ -307,30 +283,21 @@ class Recurrent(nn.Module):
 
 
 class RNN(Recurrent):
-    """Layers of ``RNNCell``; arguments and results as in ``Recurrent``.
-
-    Defined in: book/background/recurrent.md
-    """
+    """Layers of ``RNNCell``; arguments and results as in ``Recurrent``."""
 
     cell = RNNCell
     twin = nn.RNN
 
 
 class LSTM(Recurrent):
-    """Layers of ``LSTMCell``; arguments and results as in ``Recurrent``.
-
-    Defined in: book/background/recurrent.md
-    """
+    """Layers of ``LSTMCell``; arguments and results as in ``Recurrent``."""
 
     cell = LSTMCell
     twin = nn.LSTM
 
 
 class GRU(Recurrent):
-    """Layers of ``GRUCell``; arguments and results as in ``Recurrent``.
-
-    Defined in: book/background/recurrent.md
-    """
+    """Layers of ``GRUCell``; arguments and results as in ``Recurrent``."""
 
     cell = GRUCell
     twin = nn.GRU
@@ -345,8 +312,6 @@ class LanguageModel(nn.Module):
 
     Raises:
         ValueError: If the layer reads from both sides, or does not take the batch first.
-
-    Defined in: book/background/recurrent.md
     """
 
     def __init__(self, vocab: int, layer: Recurrent | nn.RNNBase) -> None:
@@ -375,10 +340,7 @@ class LanguageModel(nn.Module):
 
 
 def perplexity(model: LanguageModel, tokens: Tensor) -> float:
-    """Return ``exp(mean of -log p)`` of ``tokens (sentences, n)`` after the first of each.
-
-    Defined in: book/background/recurrent.md
-    """
+    """Return ``exp(mean of -log p)`` of ``tokens (sentences, n)`` after the first of each."""
     mode = model.training
     model.eval()
     with torch.no_grad():

@@ -1,9 +1,5 @@
-"""Encoder and decoder, without attention and with it (section 1).
-
-Defined in the chapter *From sequence to sequence* (book/background/seq2seq.md).
-"""
-
 # Written from book/background/seq2seq.md: edit the chapter instead.
+"""Encoder and decoder, without attention and with it (section 1)."""
 
 from __future__ import annotations
 
@@ -20,10 +16,7 @@ from annotated_transformer.background.recurrent import gru_step
 
 
 class Translator(nn.Module, ABC):
-    """An encoder and a decoder: what is trained and searched, whatever is inside.
-
-    Defined in: book/background/seq2seq.md
-    """
+    """An encoder and a decoder: what is trained and searched, whatever is inside."""
 
     @property
     @abstractmethod
@@ -93,18 +86,12 @@ class Translator(nn.Module, ABC):
 
 
 def subsequent_mask(size: int, device: torch.device | None = None) -> Tensor:
-    """Return the causal mask of section 3.2.3, ``(1, size, size)``, true up to the diagonal.
-
-    Defined in: book/background/seq2seq.md
-    """
+    """Return the causal mask of section 3.2.3, ``(1, size, size)``, true up to the diagonal."""
     return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
 
 
 class Steps(Protocol):
-    """What decodes one more position of each sentence.
-
-    Defined in: book/background/seq2seq.md
-    """
+    """What decodes one more position of each sentence."""
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Take the newest token of each hypothesis ``(rows,)``; return logits ``(rows, vocab)``."""
@@ -117,19 +104,13 @@ class Steps(Protocol):
 
 
 def rows_of(sentences: Tensor, beam: int) -> Tensor:
-    """Return the rows of the hypotheses of ``sentences (s,)``: ``(s * beam,)``.
-
-    Defined in: book/background/seq2seq.md
-    """
+    """Return the rows of the hypotheses of ``sentences (s,)``: ``(s * beam,)``."""
     places = torch.arange(beam, device=sentences.device)
     return (sentences.unsqueeze(1) * beam + places).flatten()
 
 
 def rows_of_parents(parents: Tensor) -> Tensor:
-    """Return the rows of the hypotheses ``parents (sentences, beam)``: ``(sentences * beam,)``.
-
-    Defined in: book/background/seq2seq.md
-    """
+    """Return the rows of the hypotheses ``parents (sentences, beam)``: ``(sentences * beam,)``."""
     first = torch.arange(0, parents.numel(), parents.size(1), device=parents.device)
     return (first.unsqueeze(1) + parents).flatten()
 
@@ -142,8 +123,6 @@ class PrefixSteps:
         memory: The encoder's output, one row a sentence.
         src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
         beam: Hypotheses of each sentence.
-
-    Defined in: book/background/seq2seq.md
     """
 
     def __init__(self, model: Translator, memory: Tensor, src_mask: Tensor, beam: int = 1) -> None:
@@ -180,8 +159,6 @@ class RecurrentEncoder(nn.Module):
         hidden: Numbers of a state, for each direction.
         layers: Networks on top of one another.
         dropout: Between layers.
-
-    Defined in: book/background/seq2seq.md
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -209,10 +186,7 @@ class RecurrentEncoder(nn.Module):
 def gru(
     inputs: int, hidden: int, layers: int, dropout: float, bidirectional: bool = False
 ) -> nn.GRU:
-    """Return PyTorch's GRU; with a single layer there is nothing for dropout to be between.
-
-    Defined in: book/background/seq2seq.md
-    """
+    """Return PyTorch's GRU; with a single layer there is nothing for dropout to be between."""
     between = dropout if layers > 1 else 0.0
     return nn.GRU(
         inputs, hidden, layers, batch_first=True, dropout=between, bidirectional=bidirectional
@@ -229,8 +203,6 @@ class Source:
         keys: What scores are computed with, ``(rows, m, hidden)``; empty without attention.
         gates: What each word would add to the decoder's gates, ``(rows, m, 3 * hidden)``; empty
             where contexts are no input of the decoder's cell.
-
-    Defined in: book/background/seq2seq.md
     """
 
     memory: Tensor
@@ -251,8 +223,6 @@ class RecurrentDecoder(nn.Module, ABC):
         width: Numbers of an embedded word, and of an output.
         hidden: Numbers of a state.
         layers: Networks on top of one another.
-
-    Defined in: book/background/seq2seq.md
     """
 
     def __init__(self, width: int, hidden: int, layers: int) -> None:
@@ -303,8 +273,6 @@ class FixedDecoder(RecurrentDecoder):
         hidden: Numbers of a state.
         layers: Networks on top of one another.
         dropout: Between layers.
-
-    Defined in: book/background/seq2seq.md
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -322,8 +290,6 @@ def weigh(scores: Tensor, padding: Tensor) -> Tensor:
     """Turn scores ``(rows, n, m)`` into weights, zero at padding.
 
     Where all is padding the weights mean nothing; the memory is zero there.
-
-    Defined in: book/background/seq2seq.md
     """
     return scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(-1)
 
@@ -336,8 +302,6 @@ class AdditiveDecoder(RecurrentDecoder):
         hidden: Numbers of a state.
         layers: Networks on top of one another; the first attends.
         dropout: Between layers.
-
-    Defined in: book/background/seq2seq.md
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -378,8 +342,6 @@ class DotDecoder(RecurrentDecoder):
         hidden: Numbers of a state.
         layers: Networks on top of one another; the last attends.
         dropout: Between layers.
-
-    Defined in: book/background/seq2seq.md
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -410,8 +372,6 @@ class RecurrentConfig:
         dropout: Share of numbers set to zero in training: of embeddings, of outputs, and
             between layers.
         max_len: Most positions of a sentence. No weight depends on it; it only bounds outputs.
-
-    Defined in: book/background/seq2seq.md
     """
 
     attention: Literal["none", "additive", "dot"] = "additive"
@@ -459,8 +419,6 @@ class RecurrentTranslator(Translator):
         src_vocab: Number of source tokens.
         tgt_vocab: Number of target tokens.
         config: Attention and sizes.
-
-    Defined in: book/background/seq2seq.md
     """
 
     def __init__(self, src_vocab: int, tgt_vocab: int, config: RecurrentConfig) -> None:
@@ -561,8 +519,6 @@ def lengths(src: Tensor, src_mask: Tensor | None) -> Tensor:
 
     Raises:
         ValueError: Padding stands before a real token.
-
-    Defined in: book/background/seq2seq.md
     """
     if src_mask is None:
         return torch.full((len(src),), src.size(1))
@@ -581,8 +537,6 @@ class RecurrentSteps:
         memory: The encoder's output, one row a sentence.
         src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
         beam: Hypotheses of each sentence.
-
-    Defined in: book/background/seq2seq.md
     """
 
     def __init__(

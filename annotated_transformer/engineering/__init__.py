@@ -1,2 +1,2 @@
-"""The modules that the chapters in ``book/engineering/`` define."""
 # Written from the chapters in book/engineering/: edit them instead.
+"""The modules that the chapters in ``book/engineering/`` define."""

@@ -1,9 +1,5 @@
-"""What the paper's training would take on a machine (section 5.2).
-
-Defined in the chapter *The paper's training, from here* (book/engineering/schedule.md).
-"""
-
 # Written from book/engineering/schedule.md: edit the chapter instead.
+"""What the paper's training would take on a machine (section 5.2)."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ class Pace:
         token: Seconds for one more target token, with a source token beside it.
         update: Seconds for the update of the weights.
         flops: Operations of matrix products for each target token.
-
-    Defined in: book/engineering/schedule.md
     """
 
     token: float
@@ -47,10 +41,7 @@ class Pace:
 
 
 def full_batch(sentences: int, length: int, vocab: int) -> Batch:
-    """Return a batch of random sentences, all equally long.
-
-    Defined in: book/engineering/schedule.md
-    """
+    """Return a batch of random sentences, all equally long."""
     src = torch.randint(4, vocab, (sentences, length))
     return Batch(src, torch.randint(4, vocab, (sentences, length + 1)))
 
@@ -66,8 +57,6 @@ def measure_pace(
         sentences: Of the smaller batch; the other has three times as many.
         length: Tokens of each sentence.
         repeats: Steps of each; the median counts.
-
-    Defined in: book/engineering/schedule.md
     """
     model = build_model(vocab, vocab, config).train()
     optimizer = make_adam(model, lr=1e-5)
@@ -93,7 +82,5 @@ def training_flops(config: ModelConfig, vocab: int, updates: int, length: int = 
         vocab: Number of tokens of both languages.
         updates: Each has 25,000 source and 25,000 target tokens.
         length: Tokens of a sentence, which change the work but little.
-
-    Defined in: book/engineering/schedule.md
     """
     return updates * batch_flops(config, vocab, [length], [length]) * 25_000 // length

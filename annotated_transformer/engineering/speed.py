@@ -1,9 +1,5 @@
-"""The ladder from the article's training step to the fastest, and how its cost grows.
-
-Defined in the chapter *The speed ladder* (book/engineering/speed.md).
-"""
-
 # Written from book/engineering/speed.md: edit the chapter instead.
+"""The ladder from the article's training step to the fastest, and how its cost grows."""
 
 from __future__ import annotations
 
@@ -53,8 +49,6 @@ class Work:
         sentences: Pairs in a batch, on average.
         batches: Batches in a pass.
         seed: Chooses weights, sentences and their order.
-
-    Defined in: book/engineering/speed.md
     """
 
     config: ModelConfig
@@ -75,10 +69,7 @@ Pair = tuple[list[int], list[int]]
 
 
 def draw_pairs(work: Work) -> list[Pair]:
-    """Draw the sentence pairs of a pass, in random order, without special symbols.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Draw the sentence pairs of a pass, in random order, without special symbols."""
     chance = random.Random(work.seed)
 
     def sentence() -> list[int]:
@@ -89,27 +80,18 @@ def draw_pairs(work: Work) -> list[Pair]:
 
 
 def batch_of(pairs: Sequence[Pair]) -> Batch:
-    """Make one batch of sentence pairs.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Make one batch of sentence pairs."""
     return make_batch([s for s, _ in pairs], [t for _, t in pairs])
 
 
 def random_batches(work: Work) -> list[Batch]:
-    """Cut the pairs into batches as they come, equally many in each.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Cut the pairs into batches as they come, equally many in each."""
     pairs, size = draw_pairs(work), work.sentences
     return [batch_of(pairs[i : i + size]) for i in range(0, len(pairs), size)]
 
 
 def sorted_batches(work: Work) -> list[Batch]:
-    """Cut the same pairs into at most as many batches, of sentences of similar length.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Cut the same pairs into at most as many batches, of sentences of similar length."""
     pairs = draw_pairs(work)
     lengths = [(len(s) + 1, len(t) + 1) for s, t in pairs]
     budget = max(map(sum, lengths)) + sum(map(max, lengths)) // work.batches
@@ -119,18 +101,12 @@ def sorted_batches(work: Work) -> list[Batch]:
 
 
 def target_tokens(batches: Sequence[Batch]) -> int:
-    """Count the target tokens that are to be predicted.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Count the target tokens that are to be predicted."""
     return sum(batch.ntokens for batch in batches)
 
 
 class PlainNorm(nn.Module):
-    """Layer normalisation in single operations, with the weights of a ``torch.nn.LayerNorm``.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Layer normalisation in single operations, with the weights of a ``torch.nn.LayerNorm``."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
@@ -152,10 +128,7 @@ def project_apart(
     mask: Tensor | PackedMask | None = None,
     cache: None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do what ``MultiHeadedAttention.project`` does, by three products.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Do what ``MultiHeadedAttention.project`` does, by three products."""
     found = []
     weights, biases = self.in_proj.weight.split(self.sizes), self.in_proj.bias.split(self.sizes)
     for x, weight, bias, place in zip((query, key, value), weights, biases, "qkv", strict=True):
@@ -167,10 +140,7 @@ def project_apart(
 
 
 def _never(_: PackedMask) -> bool:
-    """Answer ``MultiHeadedAttention.at_once`` for the rungs below that change.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Answer ``MultiHeadedAttention.at_once`` for the rungs below that change."""
     return False
 
 
@@ -178,28 +148,19 @@ SMOOTHING = 0.1
 
 
 def padded_rows(model: EncoderDecoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute every position: ``(batch * n, d_model)``, and what is to be predicted there.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Compute every position: ``(batch * n, d_model)``, and what is to be predicted there."""
     x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
     return x.flatten(0, 1), batch.tgt_y.flatten()
 
 
 def packed_rows(model: EncoderDecoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute the positions that are no padding: ``(rows, d_model)``, and what to predict.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Compute the positions that are no padding: ``(rows, d_model)``, and what to predict."""
     x = model.forward_packed(batch.src, batch.tgt, batch.src_keep, batch.tgt_keep)
     return x, batch.tgt_y[batch.tgt_keep]
 
 
 def dense_loss(model: EncoderDecoder, x: Tensor, gold: Tensor, tokens: int) -> Tensor:
-    """Return the loss by log-probabilities and a dense target, both ``(rows, vocabulary)``.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return the loss by log-probabilities and a dense target, both ``(rows, vocabulary)``."""
     log_probabilities = model.generator(x)
     size = log_probabilities.size(1)
     target = smoothed_target(gold, size, SMOOTHING, dtype=x.dtype)
@@ -210,10 +171,7 @@ def dense_loss(model: EncoderDecoder, x: Tensor, gold: Tensor, tokens: int) -> T
 
 
 def chunked_loss(model: EncoderDecoder, x: Tensor, gold: Tensor, tokens: int) -> Tensor:
-    """Return the same loss without dense target, a chunk of logits at a time.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return the same loss without dense target, a chunk of logits at a time."""
     return linear_cross_entropy(x, model.generator.proj, gold, SMOOTHING, 1 / tokens)[0]
 
 
@@ -222,10 +180,7 @@ Criterion = Callable[[EncoderDecoder, Tensor, Tensor, int], Tensor]
 
 
 def exchange(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> None:
-    """Put ``make(part)`` in the place of each part of exactly that kind.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Put ``make(part)`` in the place of each part of exactly that kind."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is kind:
@@ -233,10 +188,7 @@ def exchange(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.M
 
 
 def attentions(model: nn.Module) -> list[MultiHeadedAttention]:
-    """Return all attention layers of a model.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return all attention layers of a model."""
     return [part for part in model.modules() if isinstance(part, MultiHeadedAttention)]
 
 
@@ -247,8 +199,6 @@ class Trainer:
         work: What is to be done.
         device: Where.
         dtype: Type of the weights.
-
-    Defined in: book/engineering/speed.md
     """
 
     def __init__(self, work: Work, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -296,127 +246,82 @@ class Trainer:
 
 
 def no_change(_: Trainer) -> None:
-    """Leave the article's form as it is.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Leave the article's form as it is."""
 
 
 def sort_batches(trainer: Trainer) -> None:
-    """Take batches from length-sorted pools.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Take batches from length-sorted pools."""
     trainer.batches = trainer.placed(sorted_batches(trainer.work))
 
 
 def fuse_norm(trainer: Trainer) -> None:
-    """Normalise by PyTorch's own function.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Normalise by PyTorch's own function."""
     exchange(trainer.model, PlainNorm, lambda part: part.fused[0])
 
 
 def fuse_attention(trainer: Trainer) -> None:
-    """Let PyTorch's fused attention work, which keeps no weights.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Let PyTorch's fused attention work, which keeps no weights."""
     for layer in attentions(trainer.model):
         layer.keep_weights = False
 
 
 def skip_padding(trainer: Trainer) -> None:
-    """Compute only rows that are no padding.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Compute only rows that are no padding."""
     trainer.forward = packed_rows
 
 
 def chunk_loss(trainer: Trainer) -> None:
-    """Compute the loss without dense target, with few logits at a time.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Compute the loss without dense target, with few logits at a time."""
     trainer.criterion = chunked_loss
 
 
 def project_once(trainer: Trainer) -> None:
-    """Compute queries, keys and values by one product.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Compute queries, keys and values by one product."""
     for layer in attentions(trainer.model):
         del vars(layer)["project"]
 
 
 def draw_few_bits(trainer: Trainer) -> None:
-    """Draw dropout masks from 16 random bits an element.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Draw dropout masks from 16 random bits an element."""
     exchange(trainer.model, nn.Dropout, lambda part: Dropout(part.p))
     for layer in attentions(trainer.model):
         layer.dropout = nn.Dropout(layer.dropout.p)
 
 
 def fuse_adam(trainer: Trainer) -> None:
-    """Update all weights in one pass over them.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Update all weights in one pass over them."""
     trainer.optimizer = make_adam(trainer.model, lr=1e-4)
 
 
 def attend_rows(trainer: Trainer) -> None:
-    """Go from packed rows to heads in one move, with the derivative written out.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Go from packed rows to heads in one move, with the derivative written out."""
     for layer in attentions(trainer.model):
         del vars(layer)["at_once"]
 
 
 def keep_memory(_: Trainer) -> None:
-    """Keep freed blocks in the process.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Keep freed blocks in the process."""
     keep_large_blocks()
 
 
 def choose_library(_: Trainer) -> None:
-    """Let the faster of two libraries multiply, if it is accurate.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Let the faster of two libraries multiply, if it is accurate."""
     limit_kernels()
     choose_products()
 
 
 def allow_tf32(_: Trainer) -> None:
-    """Round the factors of products to TF32.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Round the factors of products to TF32."""
     torch.set_float32_matmul_precision("high")
 
 
 def use_bfloat16(trainer: Trainer) -> None:
-    """Compute the forward pass, but for the loss, by autocast to bfloat16.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Compute the forward pass, but for the loss, by autocast to bfloat16."""
     trainer.half = True
 
 
 def compile_forward(trainer: Trainer, backend: str = "inductor") -> None:
-    """Compile the forward pass, but for the loss.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Compile the forward pass, but for the loss."""
     trainer.compiled = torch.compile(trainer.forward, dynamic=True, backend=backend)
 
 
@@ -430,8 +335,6 @@ class Rung:
         change: Changes a trainer of the rung below.
         device: Where the change has an effect.
         exact: Whether it leaves the arithmetic as it is, but for the order of sums.
-
-    Defined in: book/engineering/speed.md
     """
 
     name: str
@@ -461,20 +364,14 @@ LADDER: Sequence[Rung] = (
 
 
 def rungs_for(device: str) -> list[Rung]:
-    """Return the rungs that have an effect on a device, ``"cpu"`` or ``"cuda"``.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return the rungs that have an effect on a device, ``"cpu"`` or ``"cuda"``."""
     return [rung for rung in LADDER if rung.device in ("any", device)]
 
 
 def climb(
     rungs: Sequence[Rung], work: Work, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Trainer:
-    """Return a trainer with the changes of all ``rungs``, from the bottom up.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return a trainer with the changes of all ``rungs``, from the bottom up."""
     trainer = Trainer(work, device, dtype)
     for rung in rungs:
         rung.change(trainer)
@@ -482,10 +379,7 @@ def climb(
 
 
 def pass_gradients(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss per token of a whole pass, and the gradient of every parameter.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return the loss per token of a whole pass, and the gradient of every parameter."""
     tokens, total = target_tokens(trainer.batches), 0.0
     trainer.optimizer.zero_grad()
     for batch in trainer.batches:
@@ -504,8 +398,6 @@ def difference(one: Trainer, other: Trainer) -> float:
     """Return the largest difference of two trainers, over the loss and all gradients.
 
     A gradient's difference is taken relative to its largest element.
-
-    Defined in: book/engineering/speed.md
     """
     (loss, gradients), (other_loss, others) = pass_gradients(one), pass_gradients(other)
     if gradients.keys() != others.keys():
@@ -521,8 +413,6 @@ def best_seconds(run: Callable[[], object], device: str = "cpu", least: float = 
     """Return the shortest time of a call, among at least three and ``least`` seconds of them.
 
     With one thread it is that of the processor, which other programs do not lengthen.
-
-    Defined in: book/engineering/speed.md
     """
     one = device == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if one else time.perf_counter
@@ -548,8 +438,6 @@ def matmul_peak(
 
     A multiplication and an addition are two. Under the settings of the process, such as
     ``torch.set_float32_matmul_precision``.
-
-    Defined in: book/engineering/speed.md
     """
     rates = []
     for size in sizes:
@@ -564,8 +452,6 @@ def memory_bandwidth(device: str = "cpu", megabytes: int = 128) -> float:
 
     They are a copy, which moves two blocks, a scaling in place, likewise, and a triad
     ``a = b + 2 c``, which moves three.
-
-    Defined in: book/engineering/speed.md
     """
     a, b, c = (torch.ones(megabytes * 2**18, device=device) for _ in range(3))
     passes: list[tuple[int, Callable[[], object]]] = [
@@ -585,8 +471,6 @@ class Operation:
         flops: Operations that it needs.
         bytes: Bytes that it must read and write.
         run: Does it once.
-
-    Defined in: book/engineering/speed.md
     """
 
     name: str
@@ -596,10 +480,7 @@ class Operation:
 
 
 def operations(width: int = 512, rows: int = 65_536, device: str = "cpu") -> list[Operation]:
-    """Return main operations of a training step, in float32, for blocks beyond the caches.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return main operations of a training step, in float32, for blocks beyond the caches."""
     x = torch.randn(rows, width, device=device)
     few, size = x[:2048], rows * width  # a product of them all would take seconds
     layer, norm = nn.Linear(width, 4 * width, device=device), nn.LayerNorm(width, device=device)
@@ -624,10 +505,7 @@ def operations(width: int = 512, rows: int = 65_536, device: str = "cpu") -> lis
 
 
 def roofline(device: str = "cpu") -> list[dict[str, Any]]:
-    """Measure ``operations``: for each its name, its intensity, and its operations a second.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Measure ``operations``: for each its name, its intensity, and its operations a second."""
     return [
         {
             "name": one.name,
@@ -642,34 +520,22 @@ Shape = Sequence[int]
 
 
 def _added_flops(_: Shape, a: Shape, b: Shape, *__: Any, **___: Any) -> int:
-    """Count ``addmm_``.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Count ``addmm_``."""
     return 2 * a[0] * a[1] * b[1]
 
 
 def _fused_flops(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    """Count the fused attention of a CPU: scores, and weighted values.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Count the fused attention of a CPU: scores, and weighted values."""
     return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
 
 
 def _fused_flops_backward(_: Shape, q: Shape, k: Shape, v: Shape, *__: Any, **___: Any) -> int:
-    """Count its derivative: the scores again, and four products for the gradients.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Count its derivative: the scores again, and four products for the gradients."""
     return 2 * q[0] * q[1] * q[2] * k[2] * (3 * q[3] + 2 * v[3])
 
 
 def counting() -> FlopCounterMode:
-    """Return a counter of the operations in products, our kinds included.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return a counter of the operations in products, our kinds included."""
     aten = torch.ops.aten
     kinds = {
         aten.addmm_: _added_flops,
@@ -680,10 +546,7 @@ def counting() -> FlopCounterMode:
 
 
 def counted_flops(trainer: Trainer) -> int:
-    """Count the operations of all products in a pass, as they run.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Count the operations of all products in a pass, as they run."""
     compiled, trainer.compiled = trainer.compiled, None
     with counting() as counter:
         trainer.run()
@@ -692,20 +555,14 @@ def counted_flops(trainer: Trainer) -> int:
 
 
 def needed_flops(work: Work) -> int:
-    """Return the operations of all products in a pass without padding, by formula.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return the operations of all products in a pass without padding, by formula."""
     pairs = draw_pairs(work)
     lengths = [len(s) + 1 for s, _ in pairs], [len(t) + 1 for _, t in pairs]
     return batch_flops(work.config, work.vocabulary, *lengths)
 
 
 def resident(key: Literal["VmRSS", "VmHWM"]) -> int:
-    """Return bytes of this process: now (``VmRSS``), or at its peak (``VmHWM``).
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return bytes of this process: now (``VmRSS``), or at its peak (``VmHWM``)."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
@@ -721,8 +578,6 @@ def serve(argument: str) -> None:
 
     Args:
         argument: JSON with the height, the work, the device and the threads.
-
-    Defined in: book/engineering/speed.md
     """
     told = json.loads(argument)
     work = Work(**{**told["work"], "config": ModelConfig(**told["work"]["config"])})
@@ -755,8 +610,6 @@ class Runner:
         height: Number of the rung among those of the device.
         work: What it has to do.
         device: Where.
-
-    Defined in: book/engineering/speed.md
     """
 
     def __init__(self, height: int, work: Work, device: str) -> None:
@@ -820,8 +673,6 @@ class Measured:
         tokens: Target tokens in a pass.
         memory_bytes: Peak of memory, without the imports.
         flops: Operations in the products of a pass, as they ran.
-
-    Defined in: book/engineering/speed.md
     """
 
     name: str
@@ -859,8 +710,6 @@ def measure_ladder(
 
     Raises:
         RuntimeError: A rung failed.
-
-    Defined in: book/engineering/speed.md
     """
     runners: list[Runner] = []
     found = []
@@ -900,8 +749,6 @@ def make_ladder_record(size: str, *, rounds: int = 5, device: str = "cpu") -> di
 
     Returns:
         ``LADDER_FIELDS`` without those that say where it comes from.
-
-    Defined in: book/engineering/speed.md
     """
     work = WORKS[size]
     rungs = [asdict(one) for one in measure_ladder(work, rounds=rounds, device=device)]
@@ -937,18 +784,13 @@ def read_ladders(folder: Path | None) -> dict[str, dict[str, Any]]:
 
     Raises:
         RecordError: A file is no JSON object, or lacks a field.
-
-    Defined in: book/engineering/speed.md
     """
     paths = sorted(folder.glob("ladder-*.json")) if folder else []
     return {path.stem: read_record(path, LADDER_FIELDS) for path in paths}
 
 
 def measured_rungs(record: Mapping[str, Any]) -> list[Measured]:
-    """Return the rungs of a record.
-
-    Defined in: book/engineering/speed.md
-    """
+    """Return the rungs of a record."""
     return [Measured(**rung) for rung in record["rungs"]]
 
 
@@ -962,8 +804,6 @@ def flops_per_token(config: ModelConfig, n: int, vocab: int) -> int:
 
     Returns:
         Operations for one source token and one target token together; see ``batch_flops``.
-
-    Defined in: book/engineering/speed.md
     """
     return batch_flops(config, vocab, [n], [n]) // n
 
@@ -977,8 +817,6 @@ def fit(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[flo
 
     Returns:
         A factor for each column.
-
-    Defined in: book/engineering/speed.md
     """
     y = torch.tensor(values, dtype=torch.float64)
     x = torch.tensor(columns, dtype=torch.float64).T / y.unsqueeze(1)
@@ -993,8 +831,6 @@ def saved_bytes(model: nn.Module, loss: Callable[[], Tensor]) -> int:
     Args:
         model: Its parameters are not counted.
         loss: Computes the loss.
-
-    Defined in: book/engineering/speed.md
     """
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}

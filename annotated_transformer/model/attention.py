@@ -1,9 +1,5 @@
-"""Scaled dot-product attention and its masks (section 3.2.1).
-
-Defined in the chapter *Attention* (book/model/attention.md).
-"""
-
 # Written from book/model/attention.md: edit the chapter instead.
+"""Scaled dot-product attention and its masks (section 3.2.1)."""
 
 import math
 
@@ -34,8 +30,6 @@ def attention(
     Returns:
         The weighted values ``(..., n, d_v)``, and the weights
         :math:`\mathrm{softmax}(QK^T/\sqrt{d_k})` of shape ``(..., n, m)``.
-
-    Defined in: book/model/attention.md
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
     if mask is not None:
@@ -49,10 +43,7 @@ def attention(
 
 
 def padding_mask(tokens: Tensor, pad: int) -> Tensor:
-    """Return the mask ``(batch, 1, length)`` of ``tokens (batch, length)``, true at real tokens.
-
-    Defined in: book/model/attention.md
-    """
+    """Return the mask ``(batch, 1, length)`` of ``tokens (batch, length)``, true at real tokens."""
     return (tokens != pad).unsqueeze(-2)
 
 
@@ -65,8 +56,6 @@ def plain_is_faster(query: Tensor, key: Tensor) -> bool:
     Under ``torch.set_float32_matmul_precision("medium")`` a CPU multiplies through oneDNN:
     fast for the few large products of ``attention``, slow to start for the many small ones
     inside the fused kernel. A single query, as in decoding, does not take that way.
-
-    Defined in: book/model/attention.md
     """
     if torch.compiler.is_compiling():  # it has a way of its own
         return False
@@ -88,8 +77,6 @@ def fused_attention(
 
     Returns:
         The weighted values ``(batch, heads, n, d_v)``.
-
-    Defined in: book/model/attention.md
     """
     if plain_is_faster(query, key):
         return attention(query, key, value, mask)[0]

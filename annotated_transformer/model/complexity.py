@@ -1,9 +1,5 @@
-"""Table 1, measured on layers that run (sections 2 and 4).
-
-Defined in the chapter *Complexity* (book/model/complexity.md).
-"""
-
 # Written from book/model/complexity.md: edit the chapter instead.
+"""Table 1, measured on layers that run (sections 2 and 4)."""
 
 from __future__ import annotations
 
@@ -26,8 +22,6 @@ class SelfAttention(nn.Module):
     Args:
         d: Width of input and output.
         h: Number of heads.
-
-    Defined in: book/model/complexity.md
     """
 
     def __init__(self, d: int, h: int = 1) -> None:
@@ -56,8 +50,6 @@ class RecurrentLayer(nn.Module):
 
     Args:
         d: Width of input, state and output.
-
-    Defined in: book/model/complexity.md
     """
 
     def __init__(self, d: int) -> None:
@@ -76,10 +68,7 @@ class RecurrentLayer(nn.Module):
 
 
 def check_odd(name: str, size: int) -> None:
-    """Raise ``ValueError`` unless ``size`` positions lie evenly around one of them.
-
-    Defined in: book/model/complexity.md
-    """
+    """Raise ``ValueError`` unless ``size`` positions lie evenly around one of them."""
     if size < 1 or size % 2 == 0:
         raise ValueError(f"{name}={size} has no middle: give an odd number")
 
@@ -95,8 +84,6 @@ class Convolution(nn.Module):
 
     Raises:
         ValueError: A centred kernel is even.
-
-    Defined in: book/model/complexity.md
     """
 
     def __init__(self, d: int, k: int, dilation: int = 1, *, causal: bool = False) -> None:
@@ -121,8 +108,6 @@ class DilatedStack(nn.Sequential):
         k: Positions that each kernel looks at.
         layers: Number of convolutions.
         causal: The kernels end at each position, and are not centred on it.
-
-    Defined in: book/model/complexity.md
     """
 
     def __init__(self, d: int, k: int, layers: int, *, causal: bool = False) -> None:
@@ -140,8 +125,6 @@ class SeparableConvolution(nn.Module):
 
     Raises:
         ValueError: ``k`` is even.
-
-    Defined in: book/model/complexity.md
     """
 
     def __init__(self, d: int, k: int) -> None:
@@ -161,8 +144,6 @@ def neighbourhood_mask(n: int, r: int) -> Tensor:
 
     Raises:
         ValueError: ``r`` is even.
-
-    Defined in: book/model/complexity.md
     """
     check_odd("r", r)
     place = torch.arange(n)
@@ -196,8 +177,6 @@ def windowed_attention(
 
     Raises:
         ValueError: ``r`` is even.
-
-    Defined in: book/model/complexity.md
     """
     check_odd("r", r)
     reach, n, b = r // 2, query.size(-2), block or max(1, r // 2)
@@ -217,10 +196,7 @@ def windowed_attention(
 
 
 def _near(n: int, reach: int, b: int, device: torch.device) -> Tensor:
-    """Return who sees whom in each block, ``(blocks, b, b + 2 * reach)``.
-
-    Defined in: book/model/complexity.md
-    """
+    """Return who sees whom in each block, ``(blocks, b, b + 2 * reach)``."""
     start = torch.arange(0, n, b, device=device).view(-1, 1, 1)
     row = torch.arange(b, device=device).view(-1, 1)
     column = torch.arange(b + 2 * reach, device=device)
@@ -239,8 +215,6 @@ class RestrictedSelfAttention(SelfAttention):
 
     Raises:
         ValueError: ``r`` is even.
-
-    Defined in: book/model/complexity.md
     """
 
     def __init__(self, d: int, r: int, h: int = 1, *, block: int | None = None) -> None:
@@ -272,8 +246,6 @@ def operations(layer: nn.Module, x: Tensor) -> dict[str, int]:
     Returns:
         Operations in ``"projections"``, in products of ``"pairs"`` of positions, and in
         ``"kernels"`` of convolutions, as far as there are any.
-
-    Defined in: book/model/complexity.md
     """
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(x)
@@ -299,8 +271,6 @@ def fit_exponents(
 
     Raises:
         ValueError: There are too few different sizes to tell the exponents apart.
-
-    Defined in: book/model/complexity.md
     """
     names = list(sizes[0])
     x = torch.tensor([[s[name] for name in names] for s in sizes], dtype=torch.float64).log()
@@ -320,10 +290,7 @@ PRODUCTS = {
 
 
 def _own_steps(node: Any) -> int:
-    """Return how many products a node of the graph stands for.
-
-    Defined in: book/model/complexity.md
-    """
+    """Return how many products a node of the graph stands for."""
     name: str = node.name()
     return next((steps for key, steps in PRODUCTS.items() if name.startswith(key)), 0)
 
@@ -336,8 +303,6 @@ def dependent_steps(y: Tensor) -> int:
 
     Returns:
         Products of matrices and convolutions of which each needs the one before.
-
-    Defined in: book/model/complexity.md
     """
     steps: dict[Any, int] = {}
     waiting = [(y.grad_fn, False)]
@@ -360,8 +325,6 @@ def connected(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
     Returns:
         Boolean ``(n, n)``, true where output ``i`` (row) depends on input ``j`` (column).
-
-    Defined in: book/model/complexity.md
     """
     n, d = x.shape
     copies = x.detach().expand(n, n, d).clone().requires_grad_()
@@ -380,8 +343,6 @@ def layers_to_connect(make: Callable[[int], nn.Module], x: Tensor) -> int:
 
     Raises:
         ValueError: ``n`` layers do not suffice.
-
-    Defined in: book/model/complexity.md
     """
     n, d = x.shape
     steering = torch.arange(1, d + 1, dtype=x.dtype).sin()
@@ -404,8 +365,6 @@ def saved_bytes(layer: Callable[..., Tensor], *inputs: Tensor) -> int:
     """Count the bytes that are kept for the backward pass of ``layer(*inputs)``.
 
     Each block of memory counts once; parameters, where the layer has any, do not count.
-
-    Defined in: book/model/complexity.md
     """
     parameters = layer.parameters() if isinstance(layer, nn.Module) else ()
     weights = {one.untyped_storage().data_ptr() for one in parameters}

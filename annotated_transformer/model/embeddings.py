@@ -1,9 +1,5 @@
-"""Token embeddings and positional encodings (sections 3.4, 3.5).
-
-Defined in the chapter *Embeddings and positions* (book/model/embeddings.md).
-"""
-
 # Written from book/model/embeddings.md: edit the chapter instead.
+"""Token embeddings and positional encodings (sections 3.4, 3.5)."""
 
 import math
 
@@ -19,8 +15,6 @@ class Embeddings(nn.Module):
     Args:
         d_model: Width of an embedding.
         vocab: Number of tokens in the vocabulary.
-
-    Defined in: book/model/embeddings.md
     """
 
     def __init__(self, d_model: int, vocab: int) -> None:
@@ -38,8 +32,6 @@ def sinusoid(length: int, d_model: int, dtype: torch.dtype = torch.float32) -> T
     """Return the sinusoids of section 3.5, ``(length, d_model)``, computed in float64.
 
     Sines stand at even columns, cosines at odd ones; ``d_model`` may be odd.
-
-    Defined in: book/model/embeddings.md
     """
     positions = torch.arange(length, dtype=torch.float64).unsqueeze(1)
     even = torch.arange(0, d_model, 2, dtype=torch.float64)
@@ -55,8 +47,6 @@ class PositionalEncoding(nn.Module):
         d_model: Width of an embedding.
         dropout: Probability of dropping an element of the sum.
         max_len: Number of positions in the table.
-
-    Defined in: book/model/embeddings.md
     """
 
     pe: Tensor
@@ -95,10 +85,7 @@ class PositionalEncoding(nn.Module):
 
 
 def check_length(length: int, max_len: int) -> None:
-    """Raise IndexError when a sequence of ``length`` needs more than ``max_len`` positions.
-
-    Defined in: book/model/embeddings.md
-    """
+    """Raise IndexError when a sequence of ``length`` needs more than ``max_len`` positions."""
     if length > max_len:
         raise IndexError(
             f"a sequence of {length} tokens is longer than the model's {max_len} positions"
@@ -109,8 +96,6 @@ class LearnedPositions(PositionalEncoding):
     """Add learned vectors to embeddings: Table 3, row E.
 
     Arguments as for :class:`PositionalEncoding`; the table is a parameter that starts small.
-
-    Defined in: book/model/embeddings.md
     """
 
     def __init__(self, d_model: int, dropout: float, max_len: int = 5000) -> None:

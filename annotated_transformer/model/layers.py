@@ -1,9 +1,5 @@
-"""Feed-forward network, dropout, residual, layer normalisation (sections 3.1, 3.3, 5.4).
-
-Defined in the chapter *Feed-forward networks, residuals and norms* (book/model/layers.md).
-"""
-
 # Written from book/model/layers.md: edit the chapter instead.
+"""Feed-forward network, dropout, residual, layer normalisation (sections 3.1, 3.3, 5.4)."""
 
 import copy
 from collections.abc import Callable
@@ -25,8 +21,6 @@ def keep_mask(x: Tensor, p: float) -> Tensor:
     """Return a random boolean mask of the shape of ``x``, false with probability ``p``.
 
     The probability is rounded to 1/65536. Uses the global random generator.
-
-    Defined in: book/model/layers.md
     """
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
     bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
@@ -42,8 +36,6 @@ class Dropout(nn.Module):
 
     Raises:
         ValueError: ``p`` is out of range.
-
-    Defined in: book/model/layers.md
     """
 
     def __init__(self, p: float) -> None:
@@ -73,8 +65,6 @@ class PositionwiseFeedForward(nn.Module):
         d_model: Width of input and output.
         d_ff: Width of the hidden layer.
         dropout: Probability of dropping a hidden unit in training; the paper has none here.
-
-    Defined in: book/model/layers.md
     """
 
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.1) -> None:
@@ -90,10 +80,7 @@ class PositionwiseFeedForward(nn.Module):
 
 
 def clones(module: ModuleT, n: int) -> nn.ModuleList:
-    """Return ``n`` deep copies of a module.
-
-    Defined in: book/model/layers.md
-    """
+    """Return ``n`` deep copies of a module."""
     return nn.ModuleList([copy.deepcopy(module) for _ in range(n)])
 
 
@@ -105,8 +92,6 @@ class SublayerConnection(nn.Module):
         dropout: Probability of dropping an element of the sub-layer's output.
         norm: ``"post"``: ``LayerNorm(x + Dropout(Sublayer(x)))``, as printed;
             ``"pre"``: ``x + Dropout(Sublayer(LayerNorm(x)))``, as in later official code.
-
-    Defined in: book/model/layers.md
     """
 
     def __init__(self, size: int, dropout: float, *, norm: Norm = "post") -> None:

@@ -1,9 +1,5 @@
-"""Multi-head attention, packed batches and caches (section 3.2.2).
-
-Defined in the chapter *Multi-head attention* (book/model/multi_head.md).
-"""
-
 # Written from book/model/multi_head.md: edit the chapter instead.
+"""Multi-head attention, packed batches and caches (section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -20,10 +16,7 @@ from annotated_transformer.model.attention import SHORT, attention, fused_attent
 
 
 class _Gather(torch.autograd.Function):
-    """Take rows; each is taken at most once, so the gradient is a plain scatter.
-
-    Defined in: book/model/multi_head.md
-    """
+    """Take rows; each is taken at most once, so the gradient is a plain scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -38,10 +31,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Put rows at their places among zeros; the gradient takes them back.
-
-    Defined in: book/model/multi_head.md
-    """
+    """Put rows at their places among zeros; the gradient takes them back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, length: int) -> Tensor:
@@ -59,8 +49,6 @@ class Rows:
 
     Args:
         keep: Boolean ``(batch, length)``, true at real tokens.
-
-    Defined in: book/model/multi_head.md
     """
 
     def __init__(self, keep: Tensor) -> None:
@@ -118,10 +106,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class PackedMask:
-    """A mask that also says how packed queries and keys are laid out in their batch.
-
-    Defined in: book/model/multi_head.md
-    """
+    """A mask that also says how packed queries and keys are laid out in their batch."""
 
     mask: Tensor  # (batch, 1 or n, m), true = may attend
     queries: Rows
@@ -146,10 +131,7 @@ class PackedMask:
 
 
 class _PackedAttention(torch.autograd.Function):
-    """Attention of packed rows ``(rows, 3 * h * d)``, or of rows to a memory's ``2 * h * d``.
-
-    Defined in: book/model/multi_head.md
-    """
+    """Attention of packed rows ``(rows, 3 * h * d)``, or of rows to a memory's ``2 * h * d``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, memory: Tensor | None, mask: PackedMask, h: int) -> Tensor:
@@ -184,20 +166,14 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return ``F.linear(x, weight, bias)``; packed rows are multiplied before the bias is added.
-
-    Defined in: book/model/multi_head.md
-    """
+    """Return ``F.linear(x, weight, bias)``; packed rows are multiplied before the bias is added."""
     if x.dim() == 2 and x.device.type == "cpu":
         return torch.mm(x, weight.t()).add_(bias)
     return F.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` by :func:`affine`.
-
-    Defined in: book/model/multi_head.md
-    """
+    """``torch.nn.Linear`` by :func:`affine`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply ``x (..., in_features)`` and add the bias: ``(..., out_features)``."""
@@ -209,8 +185,6 @@ class KeyValueCache:
 
     Args:
         capacity: Most positions that will be kept.
-
-    Defined in: book/model/multi_head.md
     """
 
     def __init__(self, capacity: int) -> None:
@@ -243,10 +217,7 @@ class KeyValueCache:
 
 
 class MemoryCache(KeyValueCache):
-    """Keys and values of the encoder's output: computed at the first step, then kept.
-
-    Defined in: book/model/multi_head.md
-    """
+    """Keys and values of the encoder's output: computed at the first step, then kept."""
 
     def __init__(self) -> None:
         super().__init__(capacity=0)
@@ -271,8 +242,6 @@ class MultiHeadedAttention(nn.Module):
 
     Raises:
         ValueError: ``d_model`` is no multiple of ``h`` and a width is not given.
-
-    Defined in: book/model/multi_head.md
     """
 
     def __init__(

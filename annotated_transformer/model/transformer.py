@@ -1,9 +1,5 @@
-"""Stacks, the whole model, presets and parameter counts (section 3).
-
-Defined in the chapter *The Transformer* (book/model/transformer.md).
-"""
-
 # Written from book/model/transformer.md: edit the chapter instead.
+"""Stacks, the whole model, presets and parameter counts (section 3)."""
 
 from __future__ import annotations
 
@@ -49,8 +45,6 @@ class EncoderLayer(nn.Module):
         feed_forward: Feed-forward network.
         dropout: Probability of dropping an element of a sub-layer's output.
         norm: Place of the layer normalisation, ``"post"`` or ``"pre"``.
-
-    Defined in: book/model/transformer.md
     """
 
     def __init__(
@@ -81,8 +75,6 @@ class LayerCache:
 
     Args:
         capacity: Most target positions.
-
-    Defined in: book/model/transformer.md
     """
 
     def __init__(self, capacity: int) -> None:
@@ -100,8 +92,6 @@ class DecoderLayer(nn.Module):
         feed_forward: Feed-forward network.
         dropout: Probability of dropping an element of a sub-layer's output.
         norm: Place of the layer normalisation, ``"post"`` or ``"pre"``.
-
-    Defined in: book/model/transformer.md
     """
 
     def __init__(
@@ -143,10 +133,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stack of ``N`` copies of an encoder layer (section 3.1).
-
-    Defined in: book/model/transformer.md
-    """
+    """A stack of ``N`` copies of an encoder layer (section 3.1)."""
 
     def __init__(self, layer: EncoderLayer, N: int) -> None:
         super().__init__()
@@ -162,10 +149,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stack of ``N`` copies of a decoder layer (section 3.1).
-
-    Defined in: book/model/transformer.md
-    """
+    """A stack of ``N`` copies of a decoder layer (section 3.1)."""
 
     def __init__(self, layer: DecoderLayer, N: int) -> None:
         super().__init__()
@@ -195,8 +179,6 @@ class DecoderCache:
     Args:
         layers: Number of layers.
         capacity: Most target positions.
-
-    Defined in: book/model/transformer.md
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
@@ -216,8 +198,6 @@ class Generator(nn.Module):
     Args:
         d_model: Width of the decoder's output.
         vocab: Number of tokens in the target vocabulary.
-
-    Defined in: book/model/transformer.md
     """
 
     def __init__(self, d_model: int, vocab: int) -> None:
@@ -238,8 +218,6 @@ class EncoderDecoder(Translator):
         src_embed: ``Embeddings`` followed by ``PositionalEncoding``.
         tgt_embed: Likewise for the target.
         generator: From the decoder's output to log-probabilities.
-
-    Defined in: book/model/transformer.md
     """
 
     def __init__(
@@ -334,8 +312,6 @@ class ModelConfig:
     """Sizes of a model, named as in Table 3 of the paper.
 
     ``d_k`` and ``d_v`` are ``d_model / h`` unless given.
-
-    Defined in: book/model/transformer.md
     """
 
     N: int = 6
@@ -413,8 +389,6 @@ def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> E
 
     Raises:
         ValueError: Weights are to be tied between vocabularies of different sizes.
-
-    Defined in: book/model/transformer.md
     """
     c = config
     if c.tie == "all" and src_vocab != tgt_vocab:
@@ -446,10 +420,7 @@ def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> E
 
 
 def tie_weights(model: EncoderDecoder, tie: Literal["all", "target", "none"] = "all") -> None:
-    """Let the generator share the target embeddings' matrix, and the source's too (section 3.4).
-
-    Defined in: book/model/transformer.md
-    """
+    """Let the generator share the target embeddings' matrix, and the source's too (section 3.4)."""
     source, target = model.src_embed[0], model.tgt_embed[0]
     assert isinstance(source, Embeddings)
     assert isinstance(target, Embeddings)
@@ -465,8 +436,6 @@ def initialise(model: EncoderDecoder) -> None:
     Embeddings have a standard deviation of ``1 / sqrt(d_model)``: multiplied by
     ``sqrt(d_model)`` they are as large as the positions, and as the generator's weights
     they give logits of about unit variance.
-
-    Defined in: book/model/transformer.md
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -521,8 +490,6 @@ def make_model(
 
     Returns:
         The model, in training mode.
-
-    Defined in: book/model/transformer.md
     """
     if tie is None:
         tie = "all" if src_vocab == tgt_vocab else "target"
@@ -545,18 +512,12 @@ def make_model(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of weights and biases; shared ones count once.
-
-    Defined in: book/model/transformer.md
-    """
+    """Return the number of weights and biases; shared ones count once."""
     return sum(p.numel() for p in model.parameters())
 
 
 def parameters_by_part(model: EncoderDecoder) -> dict[str, int]:
-    """Return the number of parameters by part; shared ones count where they come first.
-
-    Defined in: book/model/transformer.md
-    """
+    """Return the number of parameters by part; shared ones count where they come first."""
     seen: set[int] = set()
     counts = dict.fromkeys(("embeddings", "encoder", "decoder", "generator"), 0)
     for name, parameter in model.named_parameters():
@@ -576,8 +537,6 @@ def parameter_count(config: ModelConfig, vocab: int) -> int:
 
     Raises:
         ValueError: The matrices are not tied.
-
-    Defined in: book/model/transformer.md
     """
     c = config
     if c.tie != "all":
@@ -604,8 +563,6 @@ def article_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Returns:
         A ``state_dict`` for ``load_state_dict``.
-
-    Defined in: book/model/transformer.md
     """
     ours: dict[str, Tensor] = {}
     for name, value in state.items():

@@ -1,9 +1,5 @@
-"""Attention weights captured, labelled, drawn and measured (section 4, appendix).
-
-Defined in the chapter *What the heads look at* (book/results/attention_maps.md).
-"""
-
 # Written from book/results/attention_maps.md: edit the chapter instead.
+"""Attention weights captured, labelled, drawn and measured (section 4, appendix)."""
 
 from __future__ import annotations
 
@@ -42,8 +38,6 @@ def captured(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     Raises:
         ValueError: There is no ``MultiHeadedAttention`` in the model.
-
-    Defined in: book/results/attention_maps.md
     """
     found = {n: m for n, m in model.named_modules() if isinstance(m, MultiHeadedAttention)}
     if not found:
@@ -83,8 +77,6 @@ def stacked(weights: Mapping[str, Tensor], part: Part) -> Tensor:
 
     Raises:
         KeyError: Nothing was captured for this part.
-
-    Defined in: book/results/attention_maps.md
     """
     layers: list[Tensor] = []
     while (name := PLACES[part].format(len(layers))) in weights:
@@ -102,8 +94,6 @@ class Maps:
         source: The ``m`` tokens that the encoder reads, the end symbol included.
         target: The ``n`` tokens that the decoder reads, the begin symbol included.
         weights: For each part, shape ``(layers, h, queries, keys)``.
-
-    Defined in: book/results/attention_maps.md
     """
 
     source: tuple[str, ...]
@@ -132,8 +122,6 @@ def look(
         tokenizers: Of source and target.
         pairs: Source and target sentences.
         size: Pairs in a batch.
-
-    Defined in: book/results/attention_maps.md
     """
     training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -164,10 +152,7 @@ def look(
 
 
 def check_labels(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> None:
-    """Raise ValueError unless weights are ``(layers, h, len(queries), len(keys))``.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """Raise ValueError unless weights are ``(layers, h, len(queries), len(keys))``."""
     if weights.dim() != 4 or weights.shape[2:] != (len(queries), len(keys)):
         raise ValueError(
             f"weights of shape {tuple(weights.shape)}, "
@@ -185,8 +170,6 @@ def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Fi
 
     Raises:
         ValueError: The weights do not fit the labels.
-
-    Defined in: book/results/attention_maps.md
     """
     check_labels(weights, queries, keys)
     layers, h = weights.shape[:2]
@@ -225,8 +208,6 @@ def live_heads(
 
     Raises:
         ValueError: The weights do not fit the labels.
-
-    Defined in: book/results/attention_maps.md
     """
     check_labels(weights, queries, keys)
     names = {"row_label": "query", "column_label": "key", "value_label": "weight"}
@@ -263,8 +244,6 @@ def as_table(links: Links, n: int, m: int) -> Tensor:
 
     Raises:
         ValueError: A link lies outside, as when rows and columns were mixed up.
-
-    Defined in: book/results/attention_maps.md
     """
     table = torch.zeros(n, m, dtype=torch.bool)
     for row, column in links:
@@ -288,8 +267,6 @@ def hits(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
 
     Raises:
         ValueError: There are no links, or one lies outside its map.
-
-    Defined in: book/results/attention_maps.md
     """
     right, asked = torch.zeros(maps[0].shape[:2]), 0
     for weights, linked in zip(maps, links, strict=True):
@@ -304,10 +281,7 @@ def hits(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
 
 
 def chance(maps: Sequence[Tensor], links: Sequence[Links], part: Part) -> float:
-    """Return the share of hits to be expected from looking at any visible key alike.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """Return the share of hits to be expected from looking at any visible key alike."""
     total, asked = 0.0, 0
     for weights, linked in zip(maps, links, strict=True):
         right = as_table(linked, *weights.shape[2:]).sum(dim=1).tolist()
@@ -321,8 +295,6 @@ def at_distances(n: int, m: int, distances: Sequence[int]) -> Tensor:
     """Return maps ``(1, distances, n, m)`` in which query ``i`` looks at key ``i - distance``.
 
     A key beyond the sentence's ends is replaced by the nearest one inside.
-
-    Defined in: book/results/attention_maps.md
     """
     keys = torch.arange(n) - torch.tensor(distances).unsqueeze(1)  # (distances, n)
     return F.one_hot(keys.clamp(0, m - 1), m).float().unsqueeze(0)
@@ -341,8 +313,6 @@ def alignment_error_rate(maps: Sequence[Tensor], links: Sequence[Links]) -> Tens
 
     Raises:
         ValueError: A link lies outside its map.
-
-    Defined in: book/results/attention_maps.md
     """
     common, size = torch.zeros(maps[0].shape[:2]), 0
     for weights, sure in zip(maps, links, strict=True):
@@ -355,10 +325,7 @@ def alignment_error_rate(maps: Sequence[Tensor], links: Sequence[Links]) -> Tens
 
 
 def translations(pair: Pair) -> Links:
-    """Cross-attention: the row that chooses a German word, and the English words it renders.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """Cross-attention: the row that chooses a German word, and the English words it renders."""
     return frozenset((j, i) for i, j in pair.alignment)
 
 
@@ -366,19 +333,13 @@ NOUNS = frozenset(form for noun in LEXICON for form in (noun.english, noun.engli
 
 
 def antecedents(pair: Pair) -> Links:
-    """Encoder: from *it* to its noun.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """Encoder: from *it* to its noun."""
     found = [reference.english for reference in pair.coreferences]
     return frozenset(link for link in found if pair.english[link[0]] == "it")
 
 
 def pronouns(pair: Pair) -> Links:
-    """Cross-attention: the row that chooses *er*, *sie* or *es* for *it*, and the English noun.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """Cross-attention: the row that chooses *er*, *sie* or *es* for *it*, and the English noun."""
     return frozenset(
         (reference.german[0], reference.english[1])
         for reference in pair.coreferences
@@ -387,10 +348,7 @@ def pronouns(pair: Pair) -> Links:
 
 
 def nearest_nouns(pair: Pair) -> Links:
-    """As ``pronouns``, with the nearest noun before *it*, whether it is meant or not.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """As ``pronouns``, with the nearest noun before *it*, whether it is meant or not."""
     return frozenset(
         (reference.german[0], max(i for i in range(place) if pair.english[i] in NOUNS))
         for reference in pair.coreferences
@@ -404,8 +362,6 @@ def silenced(attention: MultiHeadedAttention, head: int) -> Iterator[None]:
 
     Raises:
         IndexError: There is no such head.
-
-    Defined in: book/results/attention_maps.md
     """
     if not 0 <= head < attention.h:
         raise IndexError(f"head {head} of {attention.h}")
@@ -425,8 +381,6 @@ def brackets(pair: Pair, least: int = 4, most: int = 99) -> Links:
         pair: A sentence pair.
         least: Fewest words from the first part to the last.
         most: Most words.
-
-    Defined in: book/results/attention_maps.md
     """
     found = set()
     for english in {i for i, _ in pair.alignment}:
@@ -471,8 +425,6 @@ def verb_of_prefix(words: Sequence[str], least: int = 4) -> tuple[int, int] | No
 
     Returns:
         The places of prefix and verb; ``None`` unless exactly one verb can be meant.
-
-    Defined in: book/results/attention_maps.md
     """
     if len(words) < 3 or words[-1] != "." or words[-2] not in SEPARABLE:
         return None
@@ -488,8 +440,6 @@ def verb_links(text: str, tokenizer: Tokenizer, language: str = "de") -> Links:
         text: A sentence.
         tokenizer: Of which ``decode`` gives back what was encoded.
         language: For spaCy's rules of what a word is.
-
-    Defined in: book/results/attention_maps.md
     """
     text = normal_blanks(text)
     words = [word for word, _ in cut(text, language)]
@@ -513,10 +463,7 @@ def verb_links(text: str, tokenizer: Tokenizer, language: str = "de") -> Links:
 
 
 def at_places(n: int, m: int, places: int) -> Tensor:
-    """Return maps ``(1, places, n, m)`` in which every query looks at one place from the left.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """Return maps ``(1, places, n, m)`` in which every query looks at one place from the left."""
     keys = torch.arange(places).clamp(max=m - 1)
     return F.one_hot(keys, m).float().unsqueeze(1).expand(-1, n, -1).unsqueeze(0)
 
@@ -542,8 +489,6 @@ def distant_verbs(
 
     Raises:
         ValueError: A text has no such verb.
-
-    Defined in: book/results/attention_maps.md
     """
     links: dict[str, dict[tuple[str, str], Links]] = {
         split: {pair: found for pair in pairs if (found := verb_links(pair[1], tokenizers[1]))}
@@ -592,18 +537,12 @@ ARTICLES = frozenset({"the", "a", "an"})
 
 
 def articles(pair: Pair) -> Links:
-    """Cross-attention: the row that chooses a German article, and the English article.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """Cross-attention: the row that chooses a German article, and the English article."""
     return frozenset((j, i) for i, j in pair.alignment if pair.english[i].lower() in ARTICLES)
 
 
 def article_nouns(pair: Pair) -> Links:
-    """As ``articles``, with the English noun that the article belongs to.
-
-    Defined in: book/results/attention_maps.md
-    """
+    """As ``articles``, with the English noun that the article belongs to."""
     places = range(len(pair.english))
     return frozenset(
         (row, next(k for k in places if k > article and pair.english[k] in NOUNS))
@@ -612,10 +551,7 @@ def article_nouns(pair: Pair) -> Links:
 
 
 def back(distance: int, part: Part) -> Callable[[Pair], Links]:
-    """Self-attention: from every token to the one at a distance before it (after, if negative).
-
-    Defined in: book/results/attention_maps.md
-    """
+    """Self-attention: from every token to the one at a distance before it (after, if negative)."""
 
     def links(pair: Pair) -> Links:
         n = len(pair.german if part == "decoder" else pair.english) + 1

@@ -1,9 +1,5 @@
-"""Recurrent, convolutional and Transformer models on one text (section 6.1).
-
-Defined in the chapter *Three architectures, one text* (book/results/comparison.md).
-"""
-
 # Written from book/results/comparison.md: edit the chapter instead.
+"""Recurrent, convolutional and Transformer models on one text (section 6.1)."""
 
 from __future__ import annotations
 
@@ -24,8 +20,6 @@ def price(curve: Sequence[Mapping[str, Any]], loss: float, unit: str = "seconds"
     Returns:
         The cost, or None if the loss was never reached. If the first point is there already, that
         point's: the true one is lower.
-
-    Defined in: book/results/comparison.md
     """
     before: Mapping[str, Any] | None = None
     for point in curve:

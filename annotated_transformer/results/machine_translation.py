@@ -1,9 +1,5 @@
-"""Costs of training, and tables made from records (section 6.1).
-
-Defined in the chapter *Machine translation* (book/results/machine_translation.md).
-"""
-
 # Written from book/results/machine_translation.md: edit the chapter instead.
+"""Costs of training, and tables made from records (section 6.1)."""
 
 from __future__ import annotations
 
@@ -25,8 +21,6 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
 
     Raises:
         KeyError: The paper has no estimate for that type.
-
-    Defined in: book/results/machine_translation.md
     """
     return days * 24 * 3600 * gpus * SUSTAINED[gpu]
 
@@ -37,17 +31,11 @@ ABLATION = ("kind", "command", "commit", "date", "training", "corpus", "split", 
 
 
 class RecordError(ValueError):
-    """A record that cannot be used; the message names the file and what is wrong.
-
-    Defined in: book/results/machine_translation.md
-    """
+    """A record that cannot be used; the message names the file and what is wrong."""
 
 
 def find_records(start: Path | None = None) -> Path | None:
-    """Return the folder ``results`` beside this folder or one above it, if there is one.
-
-    Defined in: book/results/machine_translation.md
-    """
+    """Return the folder ``results`` beside this folder or one above it, if there is one."""
     start = Path.cwd() if start is None else start
     folders = (folder / "results" for folder in [start, *start.parents])
     return next((f for f in folders if any(f.glob("*.json"))), None)
@@ -62,8 +50,6 @@ def read_record(path: Path, fields: Sequence[str] = ()) -> dict[str, Any]:
 
     Raises:
         RecordError: The file is no JSON object, or a field is missing.
-
-    Defined in: book/results/machine_translation.md
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -86,8 +72,6 @@ def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[s
 
     Raises:
         RecordError: A file is no JSON object, or a record of the kind lacks a field.
-
-    Defined in: book/results/machine_translation.md
     """
     found = {}
     for path in sorted(folder.glob("*.json")) if folder else []:
@@ -98,10 +82,7 @@ def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[s
 
 
 def spread(values: Iterable[float]) -> str:
-    """Return the mean of results, and their standard deviation where there are several.
-
-    Defined in: book/results/machine_translation.md
-    """
+    """Return the mean of results, and their standard deviation where there are several."""
     found = list(values)
     mean = sum(found) / len(found)
     if len(found) < 2:

@@ -1,9 +1,5 @@
-"""Batches, masks and token budgets (section 5.1).
-
-Defined in the chapter *Batches* (book/training/batches.md).
-"""
-
 # Written from book/training/batches.md: edit the chapter instead.
+"""Batches, masks and token budgets (section 5.1)."""
 
 from __future__ import annotations
 
@@ -18,10 +14,7 @@ from annotated_transformer.notation import BOS, EOS, PAD
 
 
 def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
-    """Return a block ``(batch, longest)`` of token numbers, padded at the right.
-
-    Defined in: book/training/batches.md
-    """
+    """Return a block ``(batch, longest)`` of token numbers, padded at the right."""
     width = max((len(s) for s in sequences), default=0)
     return torch.tensor([[*s, *[pad] * (width - len(s))] for s in sequences], dtype=torch.long)
 
@@ -32,8 +25,6 @@ def make_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]
     Args:
         sources: Token numbers of each source sentence, without special symbols.
         targets: Likewise for the target.
-
-    Defined in: book/training/batches.md
     """
     src = pad_sequences([[*s, EOS] for s in sources])
     return Batch(src, pad_sequences([[BOS, *t, EOS] for t in targets]))
@@ -55,8 +46,6 @@ class Batch:
         src: Source tokens ``(batch, m)``.
         tgt: Target tokens ``(batch, n + 1)`` with begin and end symbols, or None.
         pad: Number of the padding token.
-
-    Defined in: book/training/batches.md
     """
 
     tgt: Tensor
@@ -100,10 +89,7 @@ class Batch:
 def _fill(
     order: Sequence[int], lengths: Sequence[tuple[int, int]], max_tokens: int
 ) -> Iterator[list[int]]:
-    """Cut an order into batches, each as large as fits.
-
-    Defined in: book/training/batches.md
-    """
+    """Cut an order into batches, each as large as fits."""
     batch: list[int] = []
     width = 0  # longest sentence so far
     for i in order:
@@ -144,8 +130,6 @@ def token_batches(
 
     Raises:
         ValueError: A sentence alone is longer than ``max_tokens``.
-
-    Defined in: book/training/batches.md
     """
 
     def by_longer(i: int) -> tuple[int, tuple[int, int]]:

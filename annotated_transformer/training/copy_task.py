@@ -1,9 +1,5 @@
-"""Learning to copy, the smallest task that exercises everything.
-
-Defined in the chapter *The copy task* (book/training/copy_task.md).
-"""
-
 # Written from book/training/copy_task.md: edit the chapter instead.
+"""Learning to copy, the smallest task that exercises everything."""
 
 from collections.abc import Iterator
 
@@ -39,8 +35,6 @@ def data_gen(
 
     Raises:
         ValueError: The vocabulary has no symbol besides the special tokens.
-
-    Defined in: book/training/copy_task.md
     """
     first = UNK + 1  # the first number that is an ordinary symbol
     if first >= V:
@@ -74,8 +68,6 @@ def train_copy_task(
 
     Returns:
         The model in evaluation mode, and what each update came to.
-
-    Defined in: book/training/copy_task.md
     """
     data = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):

@@ -1,9 +1,5 @@
-"""One update by several processes, equal to the update by one (section 5.2).
-
-Defined in the chapter *Several processes* (book/training/distributed.md).
-"""
-
 # Written from book/training/distributed.md: edit the chapter instead.
+"""One update by several processes, equal to the update by one (section 5.2)."""
 
 from __future__ import annotations
 
@@ -45,8 +41,6 @@ class World:
         rank: Number of this process, from 0.
         size: Number of processes.
         local: Number of this process on its machine, and of its GPU.
-
-    Defined in: book/training/distributed.md
     """
 
     rank: int = 0
@@ -106,8 +100,6 @@ def meet(patience: timedelta) -> tuple[Store, int, int]:
     torchrun keeps one store while it starts the processes again, and the addresses of the dead
     stay in it (issue 135712 of PyTorch): each start gets names of its own. Over several machines
     the counts may differ; there torchrun has to be told to make new stores.
-
-    Defined in: book/training/distributed.md
     """
     store, rank, size = next(rendezvous("env://", timeout=patience))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
@@ -131,8 +123,6 @@ def together() -> Iterator[World]:
 
     Yields:
         The world; the processes part at the end.
-
-    Defined in: book/training/distributed.md
     """
     if "RANK" not in os.environ:
         yield World()
@@ -164,8 +154,6 @@ def share(batch: Batch, world: World) -> Batch:
     Args:
         batch: The whole batch.
         world: Who shares it.
-
-    Defined in: book/training/distributed.md
     """
     if world.size == 1:
         return batch
@@ -180,10 +168,7 @@ def share(batch: Batch, world: World) -> Batch:
 
 
 def idle(batch: Batch) -> Batch:
-    """Return the first sentence of a batch, with nothing to predict.
-
-    Defined in: book/training/distributed.md
-    """
+    """Return the first sentence of a batch, with nothing to predict."""
     tgt = torch.cat([batch.tgt, batch.tgt_y[:, -1:]], dim=1)[:1].clone()
     tgt[:, 1:] = batch.pad
     return Batch(batch.src[:1], tgt, batch.pad)
@@ -198,8 +183,6 @@ def own_shares(
         groups: What the micro-batches of the update are made from.
         make: Makes one.
         world: Who shares them.
-
-    Defined in: book/training/distributed.md
     """
     even = len(groups) // world.size * world.size
     whole = [make(group) for group in groups[world.rank : even : world.size]]
@@ -229,8 +212,6 @@ def replicate(
 
     Raises:
         ValueError: One process alone cannot hold pieces, nor are pieces compiled.
-
-    Defined in: book/training/distributed.md
     """
     loss = LossOf(model, arithmetic, compiler)
     if not pieces:
@@ -251,18 +232,12 @@ def replicate(
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Put the pieces of a tensor together; all processes must take part.
-
-    Defined in: book/training/distributed.md
-    """
+    """Put the pieces of a tensor together; all processes must take part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def parted(tensor: Tensor, like: Tensor) -> Tensor:
-    """Cut a whole tensor, the same in each process, as another one is cut.
-
-    Defined in: book/training/distributed.md
-    """
+    """Cut a whole tensor, the same in each process, as another one is cut."""
     if not isinstance(like, DTensor):
         return tensor
     tensor = tensor.to(like.device)
@@ -270,10 +245,7 @@ def parted(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def loss_of(replica: nn.Module) -> LossOf:
-    """Return the module that ``replicate`` connected.
-
-    Defined in: book/training/distributed.md
-    """
+    """Return the module that ``replicate`` connected."""
     found = replica.module if isinstance(replica, DistributedDataParallel) else replica
     assert isinstance(found, LossOf)
     return found
@@ -308,8 +280,6 @@ def update_together(
         NonFiniteError: Loss or gradient are not finite, in any process; the weights are as
             before.
         ValueError: There is no target token to learn from.
-
-    Defined in: book/training/distributed.md
     """
     start = time.perf_counter()
     arithmetic, sums = loss_of(replica).arithmetic, torch.zeros(2, dtype=torch.float64)
@@ -345,8 +315,6 @@ def evaluate_together(
         groups: What the batches are made from, the same in each process.
         make: Makes one.
         world: Who takes part.
-
-    Defined in: book/training/distributed.md
     """
     loss, start = loss_of(replica), time.perf_counter()
     training = loss.training

@@ -1,9 +1,5 @@
-"""Updates, accumulation and evaluation (section 5).
-
-Defined in the chapter *The training loop* (book/training/loop.md).
-"""
-
 # Written from book/training/loop.md: edit the chapter instead.
+"""Updates, accumulation and evaluation (section 5)."""
 
 from __future__ import annotations
 
@@ -35,8 +31,6 @@ def batch_loss(
 
     Returns:
         The loss, to call ``backward`` on, and the summed negative log-likelihood in nats.
-
-    Defined in: book/training/loop.md
     """
     x = model.forward_packed(batch.src, batch.tgt, batch.src_keep, batch.tgt_keep)
     gold = batch.tgt_y[batch.tgt_keep]  # (rows,)
@@ -46,10 +40,7 @@ def batch_loss(
 
 @dataclass(frozen=True)
 class Progress:
-    """What an update, or several, came to.
-
-    Defined in: book/training/loop.md
-    """
+    """What an update, or several, came to."""
 
     nll: float = 0.0  # summed negative log-likelihood, nats
     tokens: int = 0  # target tokens
@@ -89,8 +80,6 @@ def update(
     Raises:
         FloatingPointError: The loss is not a finite number; the weights are as before.
         ValueError: There is no target token to learn from.
-
-    Defined in: book/training/loop.md
     """
     tokens = sum(batch.ntokens for batch in batches)
     if not tokens:
@@ -131,8 +120,6 @@ def fit(
         schedule: Sets the rate; it counts updates.
         smoothing: ε of label smoothing.
         accumulate: Batches that make one update; the last update takes what is left.
-
-    Defined in: book/training/loop.md
     """
     group: list[Batch] = []
     for batch in batches:
@@ -148,10 +135,7 @@ def fit(
 
 @torch.no_grad()
 def evaluate(model: Translator, batches: Iterable[Batch]) -> Progress:
-    """Return the negative log-likelihood of ``batches`` in evaluation mode.
-
-    Defined in: book/training/loop.md
-    """
+    """Return the negative log-likelihood of ``batches`` in evaluation mode."""
     training = model.training
     model.eval()
     start, nll, tokens = time.perf_counter(), 0.0, 0

@@ -1,9 +1,5 @@
-"""What an update costs, what a device can do, and a log of the training.
-
-Defined in the chapter *Watching a training* (book/training/monitoring.md).
-"""
-
 # Written from book/training/monitoring.md: edit the chapter instead.
+"""What an update costs, what a device can do, and a log of the training."""
 
 from __future__ import annotations
 
@@ -35,8 +31,6 @@ def product_flops(config: ModelConfig, vocab: int, pairs: int, source: int, targ
 
     Returns:
         Operations; a multiplication and an addition are two. Forward and backward.
-
-    Defined in: book/training/monitoring.md
     """
     d, h = config.d_model, config.h
     keys, values = h * (config.d_k or d // h), h * (config.d_v or d // h)
@@ -73,8 +67,6 @@ def batch_flops(
 
     Raises:
         ValueError: There are not as many sources as targets.
-
-    Defined in: book/training/monitoring.md
     """
     d, h = config.d_model, config.h
     heads = h * (config.d_k or d // h) + h * (config.d_v or d // h)  # keys and values
@@ -98,8 +90,6 @@ class Device:
             products of 16 bits are kept in float32, if it has a choice.
         bandwidth: Most bytes a second to and from its memory.
         source: Key of the data sheet in the bibliography.
-
-    Defined in: book/training/monitoring.md
     """
 
     names: tuple[str, ...]
@@ -156,8 +146,6 @@ def peak_flops(name: str, precision: str) -> float | None:
     Returns:
         Operations a second; None for a device that is not in ``DEVICES``, or a precision
         that it does not have.
-
-    Defined in: book/training/monitoring.md
     """
     short = BRANDS.sub("", name.strip(), count=1)
     for device in DEVICES.values():
@@ -179,8 +167,6 @@ def share_of_peak(
 
     Returns:
         A share of 1; None where the peak is unknown or no time has passed.
-
-    Defined in: book/training/monitoring.md
     """
     return flops / (seconds * peak * devices) if peak and seconds else None
 
@@ -194,8 +180,6 @@ def describe_rate(flops_per_second: float, peak: float | None = None) -> str:
     Args:
         flops_per_second: Operations a second, of all devices.
         peak: The most that they could do, together; None where that is unknown.
-
-    Defined in: book/training/monitoring.md
     """
     unit = next((u for u, size in UNITS.items() if flops_per_second / size >= 0.9995), "")
     text = f"{float(f'{flops_per_second / UNITS[unit]:.3g}'):g} {unit}FLOP/s"
@@ -209,19 +193,13 @@ NO_NUMBERS = ("nan", "inf", "-inf")
 
 
 def _written(value: float) -> float | str:
-    """Return a number as JSON can hold it.
-
-    Defined in: book/training/monitoring.md
-    """
+    """Return a number as JSON can hold it."""
     number = int(value) if isinstance(value, int) else float(value)
     return number if math.isfinite(number) else str(number)
 
 
 def _read(value: object) -> float:
-    """Return the number that was written.
-
-    Defined in: book/training/monitoring.md
-    """
+    """Return the number that was written."""
     if isinstance(value, str) and value in NO_NUMBERS:
         return float(value)
     if isinstance(value, int | float):
@@ -230,10 +208,7 @@ def _read(value: object) -> float:
 
 
 def _entry(piece: bytes) -> dict[str, float]:
-    """Return what one line says.
-
-    Defined in: book/training/monitoring.md
-    """
+    """Return what one line says."""
     said = json.loads(piece)
     if not isinstance(said, dict) or "update" not in said:
         raise ValueError("it does not say its update")
@@ -241,10 +216,7 @@ def _entry(piece: bytes) -> dict[str, float]:
 
 
 def _entries(path: Path) -> list[tuple[bytes, dict[str, float]]]:
-    """Return the lines of a journal with what they say, without a broken last one.
-
-    Defined in: book/training/monitoring.md
-    """
+    """Return the lines of a journal with what they say, without a broken last one."""
     found = []
     pieces = path.read_bytes().split(b"\n")
     pieces = pieces[:-1] if not pieces[-1] else pieces  # nothing after the last line
@@ -272,17 +244,12 @@ def read_journal(path: Path) -> list[dict[str, float]]:
     Raises:
         OSError: The file cannot be read.
         ValueError: Another line than the last is broken; the message names file and line.
-
-    Defined in: book/training/monitoring.md
     """
     return [entry for _, entry in _entries(Path(path))]
 
 
 def _keep(path: Path, update: float) -> None:
-    """Leave only whole lines, and of these the ones up to an update.
-
-    Defined in: book/training/monitoring.md
-    """
+    """Leave only whole lines, and of these the ones up to an update."""
     if not path.exists():
         return
     kept = b"".join(piece + b"\n" for piece, entry in _entries(path) if entry["update"] <= update)
@@ -297,10 +264,7 @@ def _keep(path: Path, update: float) -> None:
 
 
 class _Board:
-    """Numbers for TensorBoard, which draws them in a browser.
-
-    Defined in: book/training/monitoring.md
-    """
+    """Numbers for TensorBoard, which draws them in a browser."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -345,8 +309,6 @@ class Journal:
     Raises:
         ImportError: The package tensorboard is needed, and is not installed.
         ValueError: The file is there and has a broken line that is not its last.
-
-    Defined in: book/training/monitoring.md
     """
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
@@ -408,10 +370,7 @@ Rows = Sequence[Mapping[str, float]]
 
 
 def _points(rows: Rows, key: str) -> tuple[list[float], list[float]]:
-    """Return updates and values of the rows that have a value.
-
-    Defined in: book/training/monitoring.md
-    """
+    """Return updates and values of the rows that have a value."""
     having = [row for row in rows if key in row]
     return [row["update"] for row in having], [row[key] for row in having]
 
@@ -430,8 +389,6 @@ def training_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> F
 
     Raises:
         ImportError: What figures need is not installed.
-
-    Defined in: book/training/monitoring.md
     """
     from annotated_transformer.figures import canvas, lines
 

@@ -1,9 +1,5 @@
-"""Adam and the learning rate (section 5.3).
-
-Defined in the chapter *The optimizer* (book/training/optimizer.md).
-"""
-
 # Written from book/training/optimizer.md: edit the chapter instead.
+"""Adam and the learning rate (section 5.3)."""
 
 import torch
 from torch import nn
@@ -16,8 +12,6 @@ def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
     Args:
         model: Its parameters are optimised; shared ones once.
         lr: Base rate, which a schedule multiplies.
-
-    Defined in: book/training/optimizer.md
     """
     return torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
@@ -32,8 +26,6 @@ def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
         model_size: ``d_model``.
         factor: Multiplies the rate; the paper's is 1.
         warmup: Updates until the peak.
-
-    Defined in: book/training/optimizer.md
     """
     step = max(1, step)
     return float(factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5))
@@ -42,10 +34,7 @@ def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
 def noam_schedule(
     optimizer: torch.optim.Optimizer, model_size: int, factor: float = 1.0, warmup: int = 4000
 ) -> LambdaLR:
-    """Return a scheduler that sets ``rate`` before each update; call its ``step`` after each.
-
-    Defined in: book/training/optimizer.md
-    """
+    """Return a scheduler that sets ``rate`` before each update; call its ``step`` after each."""
     return LambdaLR(optimizer, lambda done: rate(done + 1, model_size, factor, warmup))
 
 
@@ -57,8 +46,6 @@ class NoamOpt:
         factor: Multiplies the rate.
         warmup: Updates until the peak.
         optimizer: What makes the updates.
-
-    Defined in: book/training/optimizer.md
     """
 
     def __init__(

@@ -1,9 +1,5 @@
-"""Sixteen bits where they are enough, clipping, compilation, and losses that are no number.
-
-Defined in the chapter *Mixed precision* (book/training/precision.md).
-"""
-
 # Written from book/training/precision.md: edit the chapter instead.
+"""Sixteen bits where they are enough, clipping, compilation, and losses that are no number."""
 
 from __future__ import annotations
 
@@ -36,8 +32,6 @@ class Arithmetic:
 
     Raises:
         ValueError: There is no such arithmetic on the device.
-
-    Defined in: book/training/precision.md
     """
 
     def __init__(self, name: Name = "float32", device: torch.device | None = None) -> None:
@@ -70,8 +64,6 @@ class LossScale:
     Args:
         value: The first one.
         patience: Updates without overflow, after which it is doubled.
-
-    Defined in: book/training/precision.md
     """
 
     def __init__(self, value: float = 2.0**15, patience: int = 2000) -> None:
@@ -102,8 +94,6 @@ class LossOf(nn.Module):
         model: Shares its parameters with this module.
         arithmetic: In which numbers; float32 unless given.
         compiler: Backend of ``torch.compile``, as ``"inductor"``; not compiled unless given.
-
-    Defined in: book/training/precision.md
     """
 
     def __init__(
@@ -143,8 +133,6 @@ class NonFiniteError(FloatingPointError):
         norm: Length of its gradient.
         tokens: Its target tokens.
         told: The whole message, where more is known.
-
-    Defined in: book/training/precision.md
     """
 
     def __init__(self, loss: float, norm: float, tokens: int, told: str = "") -> None:
@@ -156,10 +144,7 @@ class NonFiniteError(FloatingPointError):
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
-    """Return the length of all gradients as one vector.
-
-    Defined in: book/training/precision.md
-    """
+    """Return the length of all gradients as one vector."""
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm(grads)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -177,8 +162,6 @@ def step(
 
     Returns:
         The length of the gradient before clipping. If it is not finite, no weight has changed.
-
-    Defined in: book/training/precision.md
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = gradient_norm(parameters) / arithmetic.factor
@@ -204,8 +187,6 @@ def bucketed(batch: Batch, buckets: Iterable[int] = BUCKETS) -> Batch:
     Args:
         batch: Its padding counts for nothing, however much there is.
         buckets: Lengths, ascending; a longer sentence keeps its length.
-
-    Defined in: book/training/precision.md
     """
     tgt = torch.cat([batch.tgt, batch.tgt_y[:, -1:]], dim=1)
     longest = max(batch.src.size(1), batch.tgt.size(1))

@@ -1,9 +1,5 @@
-"""Dropout and label smoothing (section 5.4).
-
-Defined in the chapter *Regularisation* (book/training/regularization.md).
-"""
-
 # Written from book/training/regularization.md: edit the chapter instead.
+"""Dropout and label smoothing (section 5.4)."""
 
 from __future__ import annotations
 
@@ -39,8 +35,6 @@ def smoothed_target(
             ``"article"`` all but the right one and padding.
         padding_idx: Number of the padding token; its rows are zero.
         dtype: Type of the result; PyTorch's default unless given.
-
-    Defined in: book/training/regularization.md
     """
     share = {"paper": size, "others": size - 1, "article": size - 2}[variant]
     gold = 1 - smoothing + (smoothing / share if variant == "paper" else 0.0)
@@ -66,8 +60,6 @@ class LabelSmoothing(nn.Module):
         padding_idx: Number of the padding token; it counts for nothing.
         smoothing: Probability taken from the right token, ε.
         variant: As for :func:`smoothed_target`.
-
-    Defined in: book/training/regularization.md
     """
 
     def __init__(
@@ -120,10 +112,7 @@ ROWS = 512  # rows of logits that are held at a time
 
 
 def product_type(x: Tensor) -> torch.dtype:
-    """Return the type in which products with ``x`` are computed: autocast may lower it.
-
-    Defined in: book/training/regularization.md
-    """
+    """Return the type in which products with ``x`` are computed: autocast may lower it."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
         return torch.get_autocast_dtype(kind)
@@ -131,10 +120,7 @@ def product_type(x: Tensor) -> torch.dtype:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Loss and gradients in one pass: logits of a chunk live only until the next one.
-
-    Defined in: book/training/regularization.md
-    """
+    """Loss and gradients in one pass: logits of a chunk live only until the next one."""
 
     @staticmethod
     def forward(
@@ -214,8 +200,6 @@ def linear_cross_entropy(
     Returns:
         The loss, a scalar to call ``backward`` on; and the summed negative log-likelihood
         in nats, float64, without smoothing or scale and without gradient.
-
-    Defined in: book/training/regularization.md
     """
     low, learn = product_type(x), torch.is_grad_enabled()
     with torch.autocast(x.device.type, enabled=False):  # it chooses its types itself

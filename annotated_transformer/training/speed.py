@@ -1,9 +1,5 @@
-"""Float32 products and memory of this machine.
-
-Defined in the chapter *Speed on a CPU* (book/training/speed.md).
-"""
-
 # Written from book/training/speed.md: edit the chapter instead.
+"""Float32 products and memory of this machine."""
 
 from __future__ import annotations
 
@@ -23,10 +19,7 @@ Precision = Literal["highest", "high", "medium"]
 
 @dataclass(frozen=True)
 class Products:
-    """How float32 matrices are multiplied on this machine, and why.
-
-    Defined in: book/training/speed.md
-    """
+    """How float32 matrices are multiplied on this machine, and why."""
 
     precision: Precision  # for torch.set_float32_matmul_precision
     error: float  # relative error of a product, against float64
@@ -50,18 +43,12 @@ TOLERANCE = 4.0  # errors of float32 sums in another order; bfloat16 would be 10
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply, as everything does under the setting of the moment.
-
-    Defined in: book/training/speed.md
-    """
+    """Multiply, as everything does under the setting of the moment."""
     return a @ b
 
 
 def _problems() -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield factors: those of a layer's output and of its two gradients, at each size.
-
-    Defined in: book/training/speed.md
-    """
+    """Yield factors: those of a layer's output and of its two gradients, at each size."""
     generator = torch.Generator().manual_seed(0)
     for rows, inputs, outputs in SIZES:
         x = torch.randn(rows, inputs, generator=generator)
@@ -71,10 +58,7 @@ def _problems() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _error(precision: Precision) -> float:
-    """Return the largest relative error of the products, against float64.
-
-    Defined in: book/training/speed.md
-    """
+    """Return the largest relative error of the products, against float64."""
     torch.set_float32_matmul_precision(precision)
     errors = []
     for a, b in _problems():
@@ -84,10 +68,7 @@ def _error(precision: Precision) -> float:
 
 
 def _seconds(repeats: int = 5) -> tuple[float, float]:
-    """Return summed best times under "highest" and "medium", measured in turn.
-
-    Defined in: book/training/speed.md
-    """
+    """Return summed best times under "highest" and "medium", measured in turn."""
     total = {"highest": 0.0, "medium": 0.0}
     for a, b in _problems():
         times: dict[str, list[float]] = {p: [] for p in total}
@@ -101,10 +82,7 @@ def _seconds(repeats: int = 5) -> tuple[float, float]:
 
 
 def _time(work: Callable[[], Tensor]) -> float:
-    """Return the seconds that ``work`` takes once.
-
-    Defined in: book/training/speed.md
-    """
+    """Return the seconds that ``work`` takes once."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -116,8 +94,6 @@ def choose_products() -> Products:
     ``"medium"`` lets PyTorch use oneDNN, which on some processors is faster at full
     accuracy, and on others computes in bfloat16: so accuracy is measured first. Where
     measuring fails, the setting is ``"highest"``.
-
-    Defined in: book/training/speed.md
     """
     chosen: Precision = "highest"
     try:
@@ -138,8 +114,6 @@ def keep_large_blocks() -> bool:
 
     By default glibc returns every block of some megabytes to the system when it is freed; the
     next use then costs a page fault for every 4 KiB. Linux with glibc only.
-
-    Defined in: book/training/speed.md
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -158,17 +132,12 @@ def limit_kernels() -> None:
     """Let oneDNN keep at most ``KERNELS`` compiled kernels, unless the user has said otherwise.
 
     oneDNN asks for its limit once, so this has an effect only before the first product.
-
-    Defined in: book/training/speed.md
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))
 
 
 def prepare_cpu() -> Products:
-    """Keep large blocks and few kernels, and choose the products, for this process.
-
-    Defined in: book/training/speed.md
-    """
+    """Keep large blocks and few kernels, and choose the products, for this process."""
     limit_kernels()
     keep_large_blocks()
     return choose_products()

@@ -1,9 +1,5 @@
-"""The pipeline of the well-known article, with torchtext 0.6, to compare ours with.
-
-Defined in the chapter *The article's pipeline* (book/translation/article.md).
-"""
-
 # Written from book/translation/article.md: edit the chapter instead.
+"""The pipeline of the well-known article, with torchtext 0.6, to compare ours with."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,8 +21,6 @@ def make_fields(source: str, target: str) -> tuple[Field, Field]:
     Args:
         source: Code of the source language, as ``de``.
         target: Code of the target language.
-
-    Defined in: book/translation/article.md
     """
 
     def words(language: str) -> Callable[[str], list[str]]:
@@ -53,8 +47,6 @@ def make_dataset(text: ParallelText, fields: tuple[Field, Field]) -> Dataset:
     Args:
         text: The sentences.
         fields: Of source and target, from ``make_fields``.
-
-    Defined in: book/translation/article.md
     """
     named = [("src", fields[0]), ("trg", fields[1])]
     examples = [Example.fromlist(pair, named) for pair in text]
@@ -66,8 +58,6 @@ class BatchSize:
 
     Called with the newest example, the number of examples, and the size so far; returns the
     size with the newest example.
-
-    Defined in: book/translation/article.md
     """
 
     def __init__(self) -> None:
@@ -90,8 +80,6 @@ class MyIterator(TorchtextIterator):  # type: ignore[misc]
         batch_size: Most tokens of a batch on either side, padding included.
         pool: Sentences that are sorted together, for each token of a batch.
         options: Of ``torchtext.data.Iterator``: ``train``, ``device`` ...
-
-    Defined in: book/translation/article.md
     """
 
     def __init__(
@@ -127,7 +115,5 @@ def rebatch(pad_idx: int, batch: Any) -> Batch:
     Args:
         pad_idx: Number of the padding symbol, the same in both vocabularies.
         batch: With ``src`` and ``trg`` of shape ``(length, sentences)``.
-
-    Defined in: book/translation/article.md
     """
     return Batch(batch.src.transpose(0, 1), batch.trg.transpose(0, 1), pad_idx)

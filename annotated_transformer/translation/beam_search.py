@@ -1,9 +1,5 @@
-"""Beam search with a length penalty (sections 6.1, 6.3).
-
-Defined in the chapter *Beam search* (book/translation/beam_search.md).
-"""
-
 # Written from book/translation/beam_search.md: edit the chapter instead.
+"""Beam search with a length penalty (sections 6.1, 6.3)."""
 
 from __future__ import annotations
 
@@ -31,8 +27,6 @@ def length_penalty(length: int, alpha: float) -> float:
     Args:
         length: Tokens of the output, the end symbol included.
         alpha: Strength; 0 is none.
-
-    Defined in: book/translation/beam_search.md
     """
     return math.pow((5 + length) / 6, alpha)
 
@@ -46,8 +40,6 @@ class Hypothesis:
         score: The log-probability divided by the length penalty; the higher the better.
         log_probability: Natural logarithm of the output's probability, its end symbol included
             unless it was cut at the most tokens.
-
-    Defined in: book/translation/beam_search.md
     """
 
     tokens: list[int]
@@ -56,10 +48,7 @@ class Hypothesis:
 
 
 def _finished(tokens: list[int], log_probability: float, alpha: float) -> Hypothesis:
-    """Score an output, given with its end symbol unless it was cut.
-
-    Defined in: book/translation/beam_search.md
-    """
+    """Score an output, given with its end symbol unless it was cut."""
     score = log_probability / length_penalty(len(tokens), alpha)
     return Hypothesis(strip(tokens), score, log_probability)
 
@@ -79,8 +68,6 @@ def beam_search_uncached(
 
     Returns:
         The finished hypotheses, the best first; at most ``beam``.
-
-    Defined in: book/translation/beam_search.md
     """
     src, mask = source_block([source], model.projection.weight.device)
     memory = model.encode(src, mask)
@@ -116,8 +103,6 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
     Returns:
         As many continuations as hypotheses, each of shape ``(sentences, beam)``, the best first:
         log-probability, hypothesis, token.
-
-    Defined in: book/translation/beam_search.md
     """
     _, beam, size = logits.shape
     tops = chunk_maxima(logits)  # (sentences, beam, chunks)
@@ -137,10 +122,7 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
 
 
 def chunk_maxima(logits: Tensor) -> Tensor:
-    """Return the maximum of each chunk: ``(..., vocab)`` to ``(..., chunks)``.
-
-    Defined in: book/translation/beam_search.md
-    """
+    """Return the maximum of each chunk: ``(..., vocab)`` to ``(..., chunks)``."""
     whole = logits.size(-1) // CHUNK
     tops: Tensor = logits[..., : whole * CHUNK].unflatten(-1, (whole, CHUNK)).amax(-1)
     if whole * CHUNK == logits.size(-1):
@@ -149,18 +131,12 @@ def chunk_maxima(logits: Tensor) -> Tensor:
 
 
 def log_total(logits: Tensor, largest: Tensor) -> Tensor:
-    """Return ``logits.logsumexp(-1)``, given the maxima, by the faster kernel of log_softmax.
-
-    Defined in: book/translation/beam_search.md
-    """
+    """Return ``logits.logsumexp(-1)``, given the maxima, by the faster kernel of log_softmax."""
     return torch.maximum(largest - logits.log_softmax(-1).amax(-1), largest)
 
 
 def _first(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest of each row and their places; the earlier place first, if equal.
-
-    Defined in: book/translation/beam_search.md
-    """
+    """Return the largest of each row and their places; the earlier place first, if equal."""
     tops, places = values.topk(count)  # in any order, if equal
     least = tops[:, -1:]
     if ((values >= least).sum(-1, keepdim=True) > count).logical_and(least > -torch.inf).any():
@@ -172,10 +148,7 @@ def _first(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 class _Beams:
-    """The hypotheses of all sentences that are at work.
-
-    Defined in: book/translation/beam_search.md
-    """
+    """The hypotheses of all sentences that are at work."""
 
     def __init__(
         self, limits: list[int], beam: int, alpha: float, n_best: int, device: torch.device
@@ -265,8 +238,6 @@ def beam_search(
         FloatingPointError: The model's outputs are not numbers.
         IndexError: A source, with its end symbol, is longer than the model's positions.
         ValueError: An option is out of its range.
-
-    Defined in: book/translation/beam_search.md
     """
     check_search(beam, alpha, n_best)
     if not sources:
@@ -290,10 +261,7 @@ def beam_search(
 
 
 def check_search(beam: int, alpha: float, n_best: int = 1) -> None:
-    """Raise ValueError for an option that is out of its range.
-
-    Defined in: book/translation/beam_search.md
-    """
+    """Raise ValueError for an option that is out of its range."""
     if beam < 1:
         raise ValueError(f"beam {beam}: must be at least 1")
     if not 0 <= alpha <= 10:

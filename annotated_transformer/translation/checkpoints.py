@@ -1,9 +1,5 @@
-"""Systems and trainings on disk, written atomically, with nothing in them that runs.
-
-Defined in the chapter *Checkpoints* (book/translation/checkpoints.md).
-"""
-
 # Written from book/translation/checkpoints.md: edit the chapter instead.
+"""Systems and trainings on disk, written atomically, with nothing in them that runs."""
 
 from __future__ import annotations
 
@@ -35,10 +31,7 @@ from annotated_transformer.translation.tokenizers import (
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read or written; the message names the file and the remedy.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """A checkpoint that cannot be read or written; the message names the file and the remedy."""
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
@@ -49,8 +42,6 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     Raises:
         CheckpointError: The file cannot be written, for instance for lack of space; what
             was there before is untouched.
-
-    Defined in: book/translation/checkpoints.md
     """
     path = Path(path)
     real = path.resolve()  # through a link, to what it points to
@@ -77,20 +68,14 @@ def write_atomically(path: str | Path, data: bytes) -> None:
 
 
 def remove_leftovers(folder: str | Path) -> None:
-    """Remove the temporary files that a killed process left in a folder.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Remove the temporary files that a killed process left in a folder."""
     for part in Path(folder).glob(".*.part"):
         with contextlib.suppress(OSError):
             part.unlink()
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors with their names, in hexadecimal digits.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Return the SHA-256 of tensors with their names, in hexadecimal digits."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(name.encode())
@@ -99,10 +84,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-    """Save tensors, and JSON data in the header, atomically.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Save tensors, and JSON data in the header, atomically."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # One entry: safetensors writes several in an order that changes from run to run.
     header = {"data": json.dumps({**data, "sha256": digest(plain)})}
@@ -114,8 +96,6 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     Raises:
         CheckpointError: The file is missing, cut off or altered.
-
-    Defined in: book/translation/checkpoints.md
     """
     try:
         raw = Path(path).read_bytes()
@@ -138,8 +118,6 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the model's parameters by name; a shared one under its first name.
 
     Where the model is in pieces, they are put together: all processes must take part.
-
-    Defined in: book/translation/checkpoints.md
     """
     return {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
 
@@ -149,8 +127,6 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
 
     Raises:
         CheckpointError: Names or shapes do not fit; the message names ``path``.
-
-    Defined in: book/translation/checkpoints.md
     """
     own = dict(model.named_parameters())
     wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
@@ -186,8 +162,6 @@ class System:
         languages: Source and target language, as ``("de", "en")``.
         tokenizers: Of source and target; one and the same where the vocabulary is shared.
         training: How it was trained, as data; may be empty.
-
-    Defined in: book/translation/checkpoints.md
     """
 
     model: Translator
@@ -214,18 +188,12 @@ class System:
 
 
 def architecture(config: Architecture) -> str:
-    """Return the name under which files know a model of this kind.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Return the name under which files know a model of this kind."""
     return next(name for name, kind in ARCHITECTURES.items() if isinstance(config, kind))
 
 
 def save_description(system: System, folder: str | Path) -> None:
-    """Write configuration and tokenizers: all but the weights.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Write configuration and tokenizers: all but the weights."""
     folder = Path(folder)
     names = ("tokenizer.json",) if system.shared else ("source.json", "target.json")
     for name, tokenizer in zip(names, system.tokenizers, strict=False):
@@ -246,19 +214,13 @@ AVERAGED = "averaged.safetensors"
 
 
 def save_weights(system: System, folder: str | Path, name: str = WEIGHTS, **data: Any) -> None:
-    """Write the weights into a file of the folder; ``data`` goes into its header.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Write the weights into a file of the folder; ``data`` goes into its header."""
     header = {**data, "tokenizers": system.fingerprint}
     save_tensors(Path(folder) / name, weights(system.model), header)
 
 
 def save_system(system: System, folder: str | Path, **data: Any) -> None:
-    """Write a system into a folder; ``data`` goes into the header of the weights' file.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Write a system into a folder; ``data`` goes into the header of the weights' file."""
     save_description(system, folder)
     save_weights(system, folder, **data)
 
@@ -273,8 +235,6 @@ def load_system(folder: str | Path, *, weights: str | None = WEIGHTS) -> System:
 
     Raises:
         CheckpointError: Something is missing or damaged; the message names the file.
-
-    Defined in: book/translation/checkpoints.md
     """
     folder = Path(folder)
     data = _load_json(folder / "config.json")
@@ -312,10 +272,7 @@ def load_system(folder: str | Path, *, weights: str | None = WEIGHTS) -> System:
 
 
 def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Path) -> None:
-    """Raise CheckpointError if a file's weights were trained with other tokenizers.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Raise CheckpointError if a file's weights were trained with other tokenizers."""
     if header.get("tokenizers", system.fingerprint) != system.fingerprint:
         raise CheckpointError(
             f"{path}: was trained with another tokenizer than the one beside it; "
@@ -324,10 +281,7 @@ def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Pat
 
 
 def _load_json(path: Path) -> dict[str, Any]:
-    """Load a JSON object.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Load a JSON object."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -349,8 +303,6 @@ def training_tensors(
     """Return weights, the optimizer's memory, and the random state of each process.
 
     All processes must take part.
-
-    Defined in: book/translation/checkpoints.md
     """
     tensors = {f"model.{name}": tensor for name, tensor in weights(model).items()}
     for number, state in sorted(optimizer.state_dict()["state"].items()):
@@ -374,8 +326,6 @@ def save_training(
     """Save weights, the optimizer, all random states, and ``data``, atomically in one file.
 
     All processes must take part; the main one writes.
-
-    Defined in: book/translation/checkpoints.md
     """
     world = World() if world is None else world
     tensors = training_tensors(model, optimizer, world)
@@ -394,8 +344,6 @@ def load_training(
 
     Raises:
         CheckpointError: The file is damaged or of another model.
-
-    Defined in: book/translation/checkpoints.md
     """
     return restore(path, *load_tensors(path), model, optimizer, world)
 
@@ -411,8 +359,6 @@ def restore(
     """Do as :func:`load_training`, with what was loaded from ``path`` already.
 
     Where there are more processes than before, the new ones keep their random states.
-
-    Defined in: book/translation/checkpoints.md
     """
     world = World() if world is None else world
     own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
@@ -435,10 +381,7 @@ def restore(
 def _load_memory(
     optimizer: torch.optim.Optimizer, memory: Mapping[str, Tensor], groups: list[dict[str, Any]]
 ) -> None:
-    """Give an optimizer its memory back, cut as its parameters are cut.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Give an optimizer its memory back, cut as its parameters are cut."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in memory.items():
@@ -450,10 +393,7 @@ def _load_memory(
 
 
 def trainings(folder: str | Path) -> list[Path]:
-    """Return the files from which a training can go on, the oldest first.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Return the files from which a training can go on, the oldest first."""
     return sorted((Path(folder) / "training").glob("*.safetensors"))
 
 
@@ -464,8 +404,6 @@ def load_newest(folder: str | Path) -> tuple[Path, dict[str, Tensor], dict[str, 
 
     Raises:
         CheckpointError: All are damaged, or of an older version.
-
-    Defined in: book/translation/checkpoints.md
     """
     if (old := Path(folder) / "training.safetensors").exists():
         raise CheckpointError(
@@ -489,10 +427,7 @@ def load_newest(folder: str | Path) -> tuple[Path, dict[str, Tensor], dict[str, 
 
 
 def keep_last(folder: str | Path, count: int) -> None:
-    """Remove all but the newest files that a training can go on from.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Remove all but the newest files that a training can go on from."""
     for path in trainings(folder)[:-count]:
         path.unlink(missing_ok=True)
 
@@ -510,8 +445,6 @@ def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dic
         CheckpointError: A file is damaged, has other tensors than the others, or was trained
             with another tokenizer.
         ValueError: There is no file.
-
-    Defined in: book/translation/checkpoints.md
     """
     if not paths:
         raise ValueError("there is nothing to average")
@@ -531,10 +464,7 @@ def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dic
 
 
 def snapshots(folder: str | Path) -> list[Path]:
-    """Return the checkpoints that a training kept for their average, the oldest first.
-
-    Defined in: book/translation/checkpoints.md
-    """
+    """Return the checkpoints that a training kept for their average, the oldest first."""
     return sorted((Path(folder) / "snapshots").glob("*.safetensors"))
 
 
@@ -550,8 +480,6 @@ def average_system(folder: str | Path, last: int | None = None) -> System:
 
     Raises:
         CheckpointError: There are fewer checkpoints, or one is damaged or of other tokenizers.
-
-    Defined in: book/translation/checkpoints.md
     """
     system, paths = load_system(folder, weights=None), snapshots(folder)
     if not paths:

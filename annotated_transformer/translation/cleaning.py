@@ -1,9 +1,5 @@
-"""Text as a stream, pairs that do not belong, and sides that drift.
-
-Defined in the chapter *Cleaning* (book/translation/cleaning.md).
-"""
-
 # Written from book/translation/cleaning.md: edit the chapter instead.
+"""Text as a stream, pairs that do not belong, and sides that drift."""
 
 from __future__ import annotations
 
@@ -40,8 +36,6 @@ def stream_lines(path: str | Path) -> Iterator[str]:
     Raises:
         CorpusError: The file cannot be read, is damaged, is an HTML page, or has a line
             without end.
-
-    Defined in: book/translation/cleaning.md
     """
     try:
         with _opened(Path(path)) as file:
@@ -66,10 +60,7 @@ def stream_lines(path: str | Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a text, unpacking it where it is gzipped, behind its byte order mark.
-
-    Defined in: book/translation/cleaning.md
-    """
+    """Open a text, unpacking it where it is gzipped, behind its byte order mark."""
     with contextlib.ExitStack() as stack:
         file: IO[bytes] = stack.enter_context(path.open("rb"))
         if file.read(2) == b"\x1f\x8b":
@@ -101,8 +92,6 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
     Raises:
         CorpusError: A file with segments is damaged, or the two do not belong together.
             What is wrong with a stream is found when it is read.
-
-    Defined in: book/translation/cleaning.md
     """
     files = Path(source), Path(target)
     kinds = [text_format(file) for file in files]
@@ -120,10 +109,7 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
 
 @dataclass(frozen=True)
 class Rules:
-    """Which pairs of a training text are left out.
-
-    Defined in: book/translation/cleaning.md
-    """
+    """Which pairs of a training text are left out."""
 
     max_words: int = 200
     """Most words of a sentence."""
@@ -152,10 +138,7 @@ REASONS = ("broken characters", "blank", "too long", "length ratio", "duplicate"
 
 
 def _broken(text: str) -> bool:
-    """Whether a text has bytes that were not UTF-8.
-
-    Defined in: book/translation/cleaning.md
-    """
+    """Whether a text has bytes that were not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -164,10 +147,7 @@ def _broken(text: str) -> bool:
 
 
 def fingerprints(pairs: Iterable[tuple[str, str]]) -> NDArray[np.uint64]:
-    """Return 64 bits for each pair; equal pairs have equal ones.
-
-    Defined in: book/translation/cleaning.md
-    """
+    """Return 64 bits for each pair; equal pairs have equal ones."""
     digests = [
         hashlib.blake2b(f"{a}\n{b}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
         for a, b in pairs
@@ -176,10 +156,7 @@ def fingerprints(pairs: Iterable[tuple[str, str]]) -> NDArray[np.uint64]:
 
 
 class Seen:
-    """A set of fingerprints that only grows: 8 bytes for each, 16 while it is put in order.
-
-    Defined in: book/translation/cleaning.md
-    """
+    """A set of fingerprints that only grows: 8 bytes for each, 16 while it is put in order."""
 
     def __init__(self) -> None:
         self.runs: list[NDArray[np.uint64]] = []  # sorted, each more than twice its next
@@ -220,8 +197,6 @@ class Report:
         dropped: How many were left out, by reason.
         first: Where the first of each kind stands.
         notes: What else should be known.
-
-    Defined in: book/translation/cleaning.md
     """
 
     pairs: int = 0
@@ -255,10 +230,7 @@ BLOCK = 10_000
 
 
 class DriftCheck:
-    """Watches the lengths of two sides, block by block, for a shift of one to five lines.
-
-    Defined in: book/translation/cleaning.md
-    """
+    """Watches the lengths of two sides, block by block, for a shift of one to five lines."""
 
     def __init__(self) -> None:
         self.lengths = np.zeros((0, 2), dtype=np.int64)  # with the last lines of the past
@@ -332,8 +304,6 @@ def clean(
 
     Raises:
         CorpusError: The counts of the lines differ, or the sides drift.
-
-    Defined in: book/translation/cleaning.md
     """
     rules, seen = rules or Rules(), Seen() if seen is None else seen
     check: DriftCheck | None = DriftCheck()
@@ -360,10 +330,7 @@ def clean(
 
 
 def _blocks(source: Side, target: Side) -> Iterator[list[tuple[str, str]]]:
-    """Take the lines of both sides together, ten thousand at a time.
-
-    Defined in: book/translation/cleaning.md
-    """
+    """Take the lines of both sides together, ten thousand at a time."""
     sides, number = (iter(source[1]), iter(target[1])), 0
     while True:
         first, second = (list(itertools.islice(side, BLOCK)) for side in sides)
@@ -383,10 +350,7 @@ ALIGN = "align the files again, or go on with --allow-drift"
 
 
 def drift_text(source: str, target: str, line: int, shift: int) -> str:
-    """Say in words what :class:`DriftCheck` found.
-
-    Defined in: book/translation/cleaning.md
-    """
+    """Say in words what :class:`DriftCheck` found."""
     return (
         f"{source}, line {line}: the lengths suggest that from about here on, line n is translated "
         f"by line n{shift:+d} of {target}"

@@ -1,9 +1,5 @@
-"""The command line, train, translate and evaluate.
-
-Defined in the chapter *The command line* (book/translation/command.md).
-"""
-
 # Written from book/translation/command.md: edit the chapter instead.
+"""The command line, train, translate and evaluate."""
 
 from __future__ import annotations
 
@@ -94,18 +90,12 @@ TEST = {  # the split that is scored by default
 
 
 def say(text: str) -> None:
-    """Print a message beside the output.
-
-    Defined in: book/translation/command.md
-    """
+    """Print a message beside the output."""
     print(text, file=sys.stderr)
 
 
 def show(scores: dict[str, Any], title: str) -> None:
-    """Print scores with their signatures.
-
-    Defined in: book/translation/command.md
-    """
+    """Print scores with their signatures."""
     print(f"{title}, {scores['sentences']} sentences")
     print(f"  {scores['bleu_detail']}\n    {scores['bleu_signature']}")
     print(f"  chrF2 = {scores['chrf']}\n    {scores['chrf_signature']}")
@@ -114,10 +104,7 @@ def show(scores: dict[str, Any], title: str) -> None:
 def evaluate_system(
     system: System, text: ParallelText, *, progress: bool, beam: int = 1, alpha: float = 0.6
 ) -> dict[str, Any]:
-    """Translate the source side and score it against the target side.
-
-    Defined in: book/translation/command.md
-    """
+    """Translate the source side and score it against the target side."""
     name = f"{text.name} {text.split}"
     found = translate_lines(
         system, text.source, beam=beam, alpha=alpha, name=name, progress=progress
@@ -126,10 +113,7 @@ def evaluate_system(
 
 
 def prepare_device(system: System) -> None:
-    """Move a system to the GPU, where there is one; else choose what is fast on the processor.
-
-    Defined in: book/translation/command.md
-    """
+    """Move a system to the GPU, where there is one; else choose what is fast on the processor."""
     if torch.cuda.is_available():
         system.model.to("cuda")
     else:
@@ -137,10 +121,7 @@ def prepare_device(system: System) -> None:
 
 
 def check_beam(system: System, beam: int, alpha: float) -> None:
-    """Raise UsageError for a search that cannot be meant.
-
-    Defined in: book/translation/command.md
-    """
+    """Raise UsageError for a search that cannot be meant."""
     try:
         check_search(beam, alpha)
     except ValueError as error:
@@ -150,19 +131,13 @@ def check_beam(system: System, beam: int, alpha: float) -> None:
 
 
 def search_name(beam: int, alpha: float) -> str:
-    """Name the way of decoding.
-
-    Defined in: book/translation/command.md
-    """
+    """Name the way of decoding."""
     return "greedy" if beam == 1 else f"beam {beam}, alpha {alpha:g}"
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train a translation system, or go on with one that was interrupted.
-
-    Defined in: book/translation/command.md
-    """
+    """Train a translation system, or go on with one that was interrupted."""
 
     training: Annotated[
         OmitArgPrefixes[Training],
@@ -301,18 +276,12 @@ class Train:
 
 
 def test_split(corpus: Prepared) -> str:
-    """Return the split of a prepared corpus that is scored by default.
-
-    Defined in: book/translation/command.md
-    """
+    """Return the split of a prepared corpus that is scored by default."""
     return next((name for name in corpus.reports if name not in ("train", "val")), "val")
 
 
 def pace(run: Run) -> str:
-    """Say how fast a training is, and how long the whole of it takes at this pace.
-
-    Defined in: book/translation/command.md
-    """
+    """Say how fast a training is, and how long the whole of it takes at this pace."""
     state, seconds = run.state, max(run.state["update_seconds"], 1e-9)
     each = seconds / max(1, state["updates"])
     rate = f", {describe_rate(state['flops'] / seconds, run.peak)}" if state["flops"] else ""
@@ -324,10 +293,7 @@ def pace(run: Run) -> str:
 
 
 def prepared_options(options: Training, corpus: Prepared) -> Training:
-    """Return the options with what was decided when the corpus was prepared.
-
-    Defined in: book/translation/command.md
-    """
+    """Return the options with what was decided when the corpus was prepared."""
     if options.size is not None:
         raise UsageError("--size: not for a prepared corpus; prepare another")
     made, usual = corpus.options, RECIPES["prepared"]
@@ -340,19 +306,13 @@ def prepared_options(options: Training, corpus: Prepared) -> Training:
 
 
 def command_line() -> str:
-    """Return the command that this process was started with.
-
-    Defined in: book/translation/command.md
-    """
+    """Return the command that this process was started with."""
     return shlex.join([NAME, *sys.argv[1:]])
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Draw the log of a training, finished or running.
-
-    Defined in: book/translation/command.md
-    """
+    """Draw the log of a training, finished or running."""
 
     model: Positional[Path]
     """Folder of the training."""
@@ -385,10 +345,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Translate:
-    """Translate a file, or what comes in, line by line; blank lines stay blank.
-
-    Defined in: book/translation/command.md
-    """
+    """Translate a file, or what comes in, line by line; blank lines stay blank."""
 
     model: Positional[Path]
     """Folder of a trained system."""
@@ -424,10 +381,7 @@ class Translate:
 
 
 def read_text(path: Path) -> tuple[list[str], str]:
-    """Read lines from a file or the standard input, strictly UTF-8; also say its name.
-
-    Defined in: book/translation/command.md
-    """
+    """Read lines from a file or the standard input, strictly UTF-8; also say its name."""
     if str(path) != "-":
         return read_lines(path), str(path)
     if sys.stdin.isatty():
@@ -449,10 +403,7 @@ def read_text(path: Path) -> tuple[list[str], str]:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score a system on a split of a corpus, or one file against another, by sacreBLEU.
-
-    Defined in: book/translation/command.md
-    """
+    """Score a system on a split of a corpus, or one file against another, by sacreBLEU."""
 
     model: Positional[Path | None] = None
     """Folder of a trained system."""
@@ -560,10 +511,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare two translations of one text by BLEU, and say whether it may be chance.
-
-    Defined in: book/translation/command.md
-    """
+    """Compare two translations of one text by BLEU, and say whether it may be chance."""
 
     first: Positional[Path]
     """A translation, line by line."""
@@ -602,10 +550,7 @@ ALPHAS = (0.2, 0.6, 1.0, 1.4)  # to choose among
 
 @dataclass(frozen=True)
 class Ablation:
-    """Measure what beam, length penalty and averaging give, one after the other.
-
-    Defined in: book/translation/command.md
-    """
+    """Measure what beam, length penalty and averaging give, one after the other."""
 
     model: Positional[Path]
     """Folder of a system trained with --average."""
@@ -697,10 +642,7 @@ class Ablation:
 
 
 def show_step(step: Mapping[str, Any]) -> None:
-    """Print BLEU, and what it gained over the step before.
-
-    Defined in: book/translation/command.md
-    """
+    """Print BLEU, and what it gained over the step before."""
     gain, chosen = "", f" ({step['alpha']})" if "alpha" in step else ""
     if "gain" in step:
         low, high = step["interval"]
@@ -710,10 +652,7 @@ def show_step(step: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Average:
-    """Average the last checkpoints of a training that kept some (train --average).
-
-    Defined in: book/translation/command.md
-    """
+    """Average the last checkpoints of a training that kept some (train --average)."""
 
     model: Positional[Path]
     """Folder of the training."""
@@ -729,10 +668,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Clean a corpus, learn its sub-words, write it in shards; or go on where it stopped.
-
-    Defined in: book/translation/command.md
-    """
+    """Clean a corpus, learn its sub-words, write it in shards; or go on where it stopped."""
 
     out: Positional[Path]
     """Folder for the prepared corpus."""
@@ -816,8 +752,6 @@ def known_files(
     Raises:
         CorpusError: It cannot be had, or not in these languages.
         UsageError: There is no such corpus.
-
-    Defined in: book/translation/command.md
     """
     if corpus not in CORPORA:
         raise UsageError(f"--corpus {corpus}: choose among files, {', '.join(CORPORA)}")
@@ -844,8 +778,6 @@ def parse(args: Sequence[str]) -> Command:
     Raises:
         UsageError: They are no command.
         SystemExit: Help was asked for, and given.
-
-    Defined in: book/translation/command.md
     """
     known: dict[str, str] = {}  # their recipe gives the defaults
     for word, following in itertools.pairwise([*args, ""]):
@@ -886,19 +818,13 @@ def parse(args: Sequence[str]) -> Command:
 
 
 def _command(kind: type, **options: Any) -> Any:
-    """Configure a command: its help is the first line of its docstring.
-
-    Defined in: book/translation/command.md
-    """
+    """Configure a command: its help is the first line of its docstring."""
     description = (kind.__doc__ or "").strip().split("\n")[0]
     return tyro.conf.subcommand(kind.__name__.lower(), description=description, **options)
 
 
 def unboxed(box: str) -> str:
-    """Return the first section of tyro's error box as one line.
-
-    Defined in: book/translation/command.md
-    """
+    """Return the first section of tyro's error box as one line."""
     words: list[str] = []
     for line in box.splitlines()[1:]:
         text = line.strip("│ ")
@@ -911,10 +837,7 @@ def unboxed(box: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its status: 0, 2 for an error, 130 or 143 if interrupted.
-
-    Defined in: book/translation/command.md
-    """
+    """Run the command line; return its status: 0, 2 for an error, 130 or 143 if interrupted."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: say(f"{NAME}: {message}")
@@ -939,9 +862,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Send what is still to be printed nowhere, or Python complains at its end.
-
-    Defined in: book/translation/command.md
-    """
+    """Send what is still to be printed nowhere, or Python complains at its end."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,9 +1,5 @@
-"""Parallel text, from files, from corpora on the network, and from the grammar, through one door.
-
-Defined in the chapter *Corpora* (book/translation/corpora.md).
-"""
-
 # Written from book/translation/corpora.md: edit the chapter instead.
+"""Parallel text, from files, from corpora on the network, and from the grammar, through one door."""
 
 import codecs
 import gzip
@@ -42,8 +38,6 @@ class ParallelText:
         checksums: File names with the SHA-256 of their bytes.
         blank: The numbers, from 1, of the lines left out because a side was blank; ``counted``
             says which lines of a file are numbered. Several files are counted on.
-
-    Defined in: book/translation/corpora.md
     """
 
     name: str
@@ -89,8 +83,6 @@ def language_codes(pair: str) -> tuple[str, str]:
 
     Raises:
         CorpusError: It is not two different codes of two to eight letters each.
-
-    Defined in: book/translation/corpora.md
     """
     match = PAIR.fullmatch(pair)
     if match is None or match[1].lower() == match[2].lower():
@@ -108,8 +100,6 @@ def read_lines(path: str | Path) -> list[str]:
 
     Raises:
         CorpusError: If the file cannot be read, is cut short, is an HTML page, or is not UTF-8.
-
-    Defined in: book/translation/corpora.md
     """
     path = Path(path)
     content = _read_bytes(path)
@@ -131,10 +121,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Return the content of a file, unpacked where it is gzipped.
-
-    Defined in: book/translation/corpora.md
-    """
+    """Return the content of a file, unpacked where it is gzipped."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -174,8 +161,6 @@ def read_segments(path: str | Path) -> list[tuple[str, str]]:
     Raises:
         CorpusError: If the file cannot be read, has no segment, one without an end, or two
             of one name.
-
-    Defined in: book/translation/corpora.md
     """
     text = "\n".join(read_lines(path))
     found: dict[str, str] = {}
@@ -200,10 +185,7 @@ def read_segments(path: str | Path) -> list[tuple[str, str]]:
 
 
 def without_tags(lines: Iterable[str]) -> Iterator[str]:
-    """Go through a training text of IWSLT: the lines that are not about the talk, stripped.
-
-    Defined in: book/translation/corpora.md
-    """
+    """Go through a training text of IWSLT: the lines that are not about the talk, stripped."""
     return (line.strip() for line in lines if not line.startswith("<"))
 
 
@@ -213,8 +195,6 @@ def text_format(path: str | Path) -> str:
     Args:
         path: ``*.xml`` and ``*.sgm`` have segments, ``train.tags.*`` lines with and without
             tags, all others a sentence on each line. Each may be gzipped.
-
-    Defined in: book/translation/corpora.md
     """
     name = Path(path).name.removesuffix(".gz")
     if name.endswith((".xml", ".sgm")):
@@ -223,10 +203,7 @@ def text_format(path: str | Path) -> str:
 
 
 def counted(path: str | Path) -> str:
-    """Say which lines of a file are counted; the empty text where all are.
-
-    Defined in: book/translation/corpora.md
-    """
+    """Say which lines of a file are counted; the empty text where all are."""
     kinds = {"segments": " (segments alone)", "tags": " (without tags)", "lines": ""}
     return kinds[text_format(path)]
 
@@ -242,8 +219,6 @@ def read_side(path: str | Path) -> tuple[list[str], list[str]]:
 
     Raises:
         CorpusError: If the file is not what its name says.
-
-    Defined in: book/translation/corpora.md
     """
     kind = text_format(path)
     if kind == "segments":
@@ -277,8 +252,6 @@ def read_parallel(
     Raises:
         CorpusError: If a file cannot be read or is empty, if the line counts differ, or
             if nothing is left.
-
-    Defined in: book/translation/corpora.md
     """
     (one, names), (other, also) = read_side(source), read_side(target)
     for n, (name_of_one, name_of_other) in enumerate(zip(names, also, strict=False), 1):
@@ -516,10 +489,7 @@ RULES: Mapping[str, Callable[[str, str, str], Parts]] = {
 
 
 def _check_names(name: str, pair: str, split: str) -> tuple[str, str]:
-    """Return the two languages, if there is such a corpus, pair and split.
-
-    Defined in: book/translation/corpora.md
-    """
+    """Return the two languages, if there is such a corpus, pair and split."""
     if name not in CORPORA:
         raise CorpusError(f"no corpus {name!r}; choose among {', '.join(CORPORA)}")
     if split not in CORPORA[name]:
@@ -557,8 +527,6 @@ def corpus_files(
 
     Raises:
         CorpusError: If there is no such split in these languages, or it cannot be had.
-
-    Defined in: book/translation/corpora.md
     """
     source, target = _check_names(name, pair, split)
     parts = RULES[name](source, target, split)
@@ -599,8 +567,6 @@ def load_corpus(
 
     Raises:
         CorpusError: If there is no such corpus, pair or split, or it cannot be had.
-
-    Defined in: book/translation/corpora.md
     """
     languages = _check_names(name, pair, split)
     if size is not None and size < 1:
@@ -626,10 +592,7 @@ def load_corpus(
 
 
 def _joined(parts: list[ParallelText]) -> ParallelText:
-    """Return one text of several, in their order.
-
-    Defined in: book/translation/corpora.md
-    """
+    """Return one text of several, in their order."""
     blank: list[int] = []
     before = 0
     for part in parts:

@@ -1,9 +1,5 @@
-"""Greedy decoding with caches (sections 3.1, 6.1).
-
-Defined in the chapter *Decoding* (book/translation/decoding.md).
-"""
-
 # Written from book/translation/decoding.md: edit the chapter instead.
+"""Greedy decoding with caches (sections 3.1, 6.1)."""
 
 from __future__ import annotations
 
@@ -22,10 +18,7 @@ from annotated_transformer.translation.steps import most_probable_next, start_st
 def greedy_decode_uncached(
     model: EncoderDecoder, src: Tensor, src_mask: Tensor, max_len: int, start_symbol: int
 ) -> Tensor:
-    """As ``greedy_decode``, computing every position again at every step.
-
-    Defined in: book/translation/decoding.md
-    """
+    """As ``greedy_decode``, computing every position again at every step."""
     memory = model.encode(src, src_mask)
     ys = torch.full((src.size(0), 1), start_symbol, dtype=src.dtype, device=src.device)
     for _ in range(max_len - 1):
@@ -65,8 +58,6 @@ def greedy_decode(
     Raises:
         IndexError: The source, or an output of ``max_len``, is longer than the model's positions.
         ValueError: ``max_len`` leaves no room for the start symbol.
-
-    Defined in: book/translation/decoding.md
     """
     batch = src.size(0)
     if max_len < 1:
@@ -97,10 +88,7 @@ def greedy_decode(
 
 
 def round_up(count: int) -> int:
-    """Return the next number of the form 2^k or 3 * 2^k, at least ``count``.
-
-    Defined in: book/translation/decoding.md
-    """
+    """Return the next number of the form 2^k or 3 * 2^k, at least ``count``."""
     power = 1 << max(0, count - 1).bit_length()
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
@@ -123,8 +111,6 @@ def greedy_search(
 
     Raises:
         IndexError: A source, with its end symbol, is longer than the model's positions.
-
-    Defined in: book/translation/decoding.md
     """
     if not sources:
         return []
@@ -136,10 +122,7 @@ def greedy_search(
 
 
 def source_block(sources: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Give sentences their end symbol and pad them; return tokens and mask ``(batch, 1, m)``.
-
-    Defined in: book/translation/decoding.md
-    """
+    """Give sentences their end symbol and pad them; return tokens and mask ``(batch, 1, m)``."""
     width = max(len(s) for s in sources) + 1
     src = torch.tensor([[*s, EOS, *[PAD] * (width - len(s) - 1)] for s in sources], device=device)
     return src, padding_mask(src, PAD)
@@ -155,17 +138,12 @@ def output_limits(
         sources: Token numbers of each sentence, without special symbols.
         max_len: Another limit for all outputs; None if there is none.
         extra: How many tokens an output may have more than its source.
-
-    Defined in: book/translation/decoding.md
     """
     most = model.max_len if max_len is None else min(max_len, model.max_len)
     return [max(0, min(most, len(s) + extra)) for s in sources]
 
 
 def strip(tokens: list[int]) -> list[int]:
-    """Return the tokens before the end symbol, without padding.
-
-    Defined in: book/translation/decoding.md
-    """
+    """Return the tokens before the end symbol, without padding."""
     end = tokens.index(EOS) if EOS in tokens else len(tokens)
     return [t for t in tokens[:end] if t != PAD]

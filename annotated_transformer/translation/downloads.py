@@ -1,9 +1,5 @@
-"""Files from the network, checked against their checksums, and archives unpacked with care.
-
-Defined in the chapter *Downloads* (book/translation/downloads.md).
-"""
-
 # Written from book/translation/downloads.md: edit the chapter instead.
+"""Files from the network, checked against their checksums, and archives unpacked with care."""
 
 from __future__ import annotations
 
@@ -39,10 +35,7 @@ except ImportError:  # Windows has no such locks
 
 
 class CorpusError(ValueError):
-    """A corpus that cannot be had; the message names the file, the line and the remedy.
-
-    Defined in: book/translation/downloads.md
-    """
+    """A corpus that cannot be had; the message names the file, the line and the remedy."""
 
 
 DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
@@ -59,8 +52,6 @@ class RemoteFile:
         sha256: The SHA-256 of its bytes, if it is published.
         size: Its size in bytes; 0 if it is not known.
         md5: Its MD5, where that is what is published.
-
-    Defined in: book/translation/downloads.md
     """
 
     path: str
@@ -75,8 +66,6 @@ def sha256_of(path: str | Path) -> str:
 
     Raises:
         OSError: If it cannot be read.
-
-    Defined in: book/translation/downloads.md
     """
     return _digest(Path(path), "sha256")
 
@@ -94,18 +83,13 @@ def is_page(head: bytes) -> bool:
 
     Args:
         head: The first bytes, a few hundred.
-
-    Defined in: book/translation/downloads.md
     """
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     return start.startswith((b"<!doctype html", b"<html"))
 
 
 def _unlikely(path: Path, size: int, page: bool) -> str:
-    """Return why a file without a checksum cannot be it; empty if it may be.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Return why a file without a checksum cannot be it; empty if it may be."""
     with path.open("rb") as file:
         start = file.read(2)
     if page:
@@ -118,10 +102,7 @@ def _unlikely(path: Path, size: int, page: bool) -> str:
 
 
 def _difference(path: Path, file: RemoteFile) -> str:
-    """Return how a file differs from what it must be; empty if it does not.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Return how a file differs from what it must be; empty if it does not."""
     kind, expected = ("sha256", file.sha256) if file.sha256 else ("md5", file.md5)
     try:
         with path.open("rb") as opened:
@@ -150,8 +131,6 @@ def _damage(path: Path, name: str) -> str:
 
     Returns:
         What is wrong; empty if nothing is, or if a file of this kind cannot tell.
-
-    Defined in: book/translation/downloads.md
     """
     left = MOST_BYTES
     try:
@@ -165,10 +144,7 @@ def _damage(path: Path, name: str) -> str:
 
 
 def _contents(path: Path, name: str) -> Iterator[IO[bytes]]:
-    """Yield what comes out of a compressed file, or of each member of an archive.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Yield what comes out of a compressed file, or of each member of an archive."""
     if name.endswith((".zip", ".tar")):
         for *_, member in _members(path):
             with member:
@@ -179,20 +155,14 @@ def _contents(path: Path, name: str) -> Iterator[IO[bytes]]:
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloads, below ``XDG_CACHE_HOME`` or ``~/.cache``.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Return the folder for downloads, below ``XDG_CACHE_HOME`` or ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "annotated-transformer"
 
 
 @contextlib.contextmanager
 def _clear_write_errors(part: Path) -> Iterator[None]:
-    """Turn a failed write into a CorpusError, and leave nothing half-written.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Turn a failed write into a CorpusError, and leave nothing half-written."""
     try:
         yield
     except OSError as error:
@@ -215,8 +185,6 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
     Raises:
         BlockingIOError: Another process holds the folder, and is not waited for.
         OSError: The folder cannot be opened.
-
-    Defined in: book/translation/downloads.md
     """
     if fcntl is None:
         yield
@@ -263,8 +231,6 @@ def fetch(
         CorpusError: If the mirror's file is altered, no address gives the right bytes,
             or the file cannot be written. Without a checksum, bytes are right if they are as
             many as announced and, in a compressed file or an archive, whole.
-
-    Defined in: book/translation/downloads.md
     """
     mirror = mirror or os.environ.get(DATA_VARIABLE) or None
     if mirror is not None:
@@ -298,25 +264,16 @@ def _is_there(path: Path, file: RemoteFile) -> bool:
 
 
 class _UnusableError(Exception):
-    """An address that need not be tried again.
-
-    Defined in: book/translation/downloads.md
-    """
+    """An address that need not be tried again."""
 
 
 class _MismatchError(OSError):
-    """What arrived cannot be continued, and is thrown away.
-
-    Defined in: book/translation/downloads.md
-    """
+    """What arrived cannot be continued, and is thrown away."""
 
 
 @dataclass
 class _Source:
-    """An address, and how many bytes it said that the whole file has; 0 if it did not.
-
-    Defined in: book/translation/downloads.md
-    """
+    """An address, and how many bytes it said that the whole file has; 0 if it did not."""
 
     url: str
     total: int = 0
@@ -330,10 +287,7 @@ def _download_anywhere(
     timeout: float,
     wait: float,
 ) -> None:
-    """Try each address in turn until ``part`` holds the right bytes.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Try each address in turn until ``part`` holds the right bytes."""
     failures = []
     for number, source in enumerate(map(_Source, file.urls)):
         if number or not (file.sha256 or file.md5):
@@ -370,8 +324,6 @@ def _open(url: str, held: int, timeout: float) -> http.client.HTTPResponse:
     Raises:
         _UnusableError: If this address does not have the file.
         OSError: If the server does not answer, or with an error that may pass.
-
-    Defined in: book/translation/downloads.md
     """
     headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
     if held:
@@ -408,8 +360,6 @@ def _announced(response: http.client.HTTPResponse, held: int) -> tuple[int, int,
 
     Raises:
         _MismatchError: If these are not the bytes that were asked for.
-
-    Defined in: book/translation/downloads.md
     """
     length = response.headers.get("Content-Length") or ""
     chunked = "Transfer-Encoding" in response.headers  # then the length does not count
@@ -437,8 +387,6 @@ def _download(
         _UnusableError: If this address does not have the file, or has another one.
         _MismatchError: If the bytes do not fit to those in ``part``.
         OSError: If the connection broke; what arrived stays in ``part``.
-
-    Defined in: book/translation/downloads.md
     """
     held = part.stat().st_size if part.exists() else 0
     if file.size and held >= file.size:
@@ -464,10 +412,7 @@ def _download(
 
 
 def _refusal(part: Path, file: RemoteFile) -> str:
-    """Return why a download is not the file; empty if it is.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Return why a download is not the file; empty if it is."""
     found = _difference(part, file)
     if not found and not (file.sha256 or file.md5):
         found = _damage(part, file.path)
@@ -494,8 +439,6 @@ def _receive(
 
     Raises:
         _UnusableError: If the file is not known, and too large.
-
-    Defined in: book/translation/downloads.md
     """
     with (
         contextlib.ExitStack() as stack,
@@ -528,19 +471,13 @@ MOST_FILES = 10_000  # that an archive may hold, unless told otherwise
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether a member's name leads to a place below the folder, on any system.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Whether a member's name leads to a place below the folder, on any system."""
     parts = name.replace("\\", "/").split("/")
     return bool(name) and parts[0] != "" and ".." not in parts and not set(":\0") & set(name)
 
 
 def _members(archive: Path) -> Iterator[tuple[str, str, int, IO[bytes]]]:
-    """Go through an archive: name, why it is refused or "", claimed size, content.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Go through an archive: name, why it is refused or "", claimed size, content."""
     with archive.open("rb") as file:
         zipped = file.read(2) == b"PK"
     if zipped:
@@ -593,8 +530,6 @@ def unpack(
     Raises:
         CorpusError: The archive is damaged, or a member of it is refused; the message names
             both. Nothing of it is left behind.
-
-    Defined in: book/translation/downloads.md
     """
     archive, folder = Path(archive), Path(folder)
     if folder.exists():
@@ -652,10 +587,7 @@ def _unpack_members(archive: Path, folder: Path, most_bytes: int, most_files: in
 
 
 def _copy(source: IO[bytes], target: IO[bytes] | None, most: int) -> int:
-    """Copy at most so many bytes, or only read them, and return how many there were.
-
-    Defined in: book/translation/downloads.md
-    """
+    """Copy at most so many bytes, or only read them, and return how many there were."""
     copied = 0
     while block := source.read(min(1 << 20, most - copied)):
         if target is not None:
@@ -673,8 +605,6 @@ def locate(path: str | Path, unpacked: str | Path) -> Path:
 
     Raises:
         CorpusError: There is no such file, or the archive is refused.
-
-    Defined in: book/translation/downloads.md
     """
     path = Path(path)
     archive = next((parent for parent in path.parents if parent.is_file()), None)

@@ -1,9 +1,5 @@
-"""BLEU from its formula, the ways in which published numbers were counted, and chance.
-
-Defined in the chapter *Evaluation* (book/translation/evaluation.md).
-"""
-
 # Written from book/translation/evaluation.md: edit the chapter instead.
+"""BLEU from its formula, the ways in which published numbers were counted, and chance."""
 
 from __future__ import annotations
 
@@ -25,10 +21,7 @@ ORDERS = 4
 
 
 def ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
-    """Count the runs of ``n`` words.
-
-    Defined in: book/translation/evaluation.md
-    """
+    """Count the runs of ``n`` words."""
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
@@ -38,8 +31,6 @@ def bleu_counts(hypothesis: Sequence[str], reference: Sequence[str]) -> list[int
     Returns:
         Words of the hypothesis and of the reference, then for each n from 1 to 4 the runs that
         count, then for each n the runs of the hypothesis: 10 numbers.
-
-    Defined in: book/translation/evaluation.md
     """
     matches, totals = [], []
     for n in range(1, ORDERS + 1):
@@ -50,10 +41,7 @@ def bleu_counts(hypothesis: Sequence[str], reference: Sequence[str]) -> list[int
 
 
 def bleu_of_counts(counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Return BLEU, from 0 to 100, of summed counts ``(..., 10)``: ``(...)``.
-
-    Defined in: book/translation/evaluation.md
-    """
+    """Return BLEU, from 0 to 100, of summed counts ``(..., 10)``: ``(...)``."""
     counts = np.asarray(counts, dtype=np.float64)
     words, wanted = counts[..., 0], counts[..., 1]
     matches, totals = counts[..., 2 : 2 + ORDERS], counts[..., 2 + ORDERS :]
@@ -68,10 +56,7 @@ def bleu_of_counts(counts: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Raise CorpusError unless there is one translation for each reference, and at least one.
-
-    Defined in: book/translation/evaluation.md
-    """
+    """Raise CorpusError unless there is one translation for each reference, and at least one."""
     if len(hypotheses) != len(references) or not references:
         raise CorpusError(
             f"{len(hypotheses)} translations for {len(references)} references: "
@@ -91,8 +76,6 @@ def score(
 
     Raises:
         CorpusError: There is nothing to score, or the numbers of lines differ.
-
-    Defined in: book/translation/evaluation.md
     """
     check_lines(hypotheses, references)
     bleu, chrf = BLEU(lowercase=lowercase), CHRF(lowercase=lowercase)
@@ -121,8 +104,6 @@ def moses(lines: Sequence[str], language: str, *, plain: bool = False) -> list[s
 
     Raises:
         CorpusError: There are no rules for the language here.
-
-    Defined in: book/translation/evaluation.md
     """
     if language not in LANGUAGES:
         raise CorpusError(f"language {language!r}: choose among {', '.join(LANGUAGES)}")
@@ -144,8 +125,6 @@ def split_compounds(line: str) -> str:
 
     As the published script does it, which of two hyphens around a single character sees only
     the first.
-
-    Defined in: book/translation/evaluation.md
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
@@ -165,8 +144,6 @@ def protocols(
 
     Raises:
         CorpusError: The numbers of lines differ, or the language is unknown.
-
-    Defined in: book/translation/evaluation.md
     """
     check_lines(hypotheses, references)
     sides = [list(hypotheses), list(references)]
@@ -210,8 +187,6 @@ def by_length(
 
     Raises:
         CorpusError: The numbers of lines differ.
-
-    Defined in: book/translation/evaluation.md
     """
     check_lines(hypotheses, references)
     check_lines(sources, references)
@@ -240,8 +215,6 @@ class Comparison:
         high: Its upper end.
         p: Share of draws that differ by more than the outputs do, beyond the mean of all draws;
             1 if the outputs score the same.
-
-    Defined in: book/translation/evaluation.md
     """
 
     first: float
@@ -272,8 +245,6 @@ def paired_bootstrap(
 
     Raises:
         CorpusError: The numbers of lines differ.
-
-    Defined in: book/translation/evaluation.md
     """
     check_lines(first, references)
     check_lines(second, references)

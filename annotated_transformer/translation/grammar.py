@@ -1,9 +1,5 @@
-"""A grammar that writes German and English sentences side by side, with their alignment.
-
-Defined in the chapter *Grammar* (book/translation/grammar.md).
-"""
-
 # Written from book/translation/grammar.md: edit the chapter instead.
+"""A grammar that writes German and English sentences side by side, with their alignment."""
 
 import hashlib
 import itertools
@@ -32,10 +28,7 @@ NUMBER_WORDS = {  # units, teens, tens
 
 
 def _number_parts(language: str, number: int) -> tuple[str, str, str]:
-    """Return a word of its own for a number below twenty, or its tens and its unit.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return a word of its own for a number below twenty, or its tens and its unit."""
     if not 2 <= number <= 99:  # ein and eine would need a gender
         raise ValueError(f"number words exist here for 2 to 99, not for {number}")
     units, teens, tens = (words.split() for words in NUMBER_WORDS[language])
@@ -46,10 +39,7 @@ def _number_parts(language: str, number: int) -> tuple[str, str, str]:
 
 
 def german_number(number: int) -> str:
-    """Return the German word for a number from 2 to 99: the unit is said first.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return the German word for a number from 2 to 99: the unit is said first."""
     word, tens, unit = _number_parts("de", number)
     if word:
         return word
@@ -57,10 +47,7 @@ def german_number(number: int) -> str:
 
 
 def english_number(number: int) -> str:
-    """Return the English word for a number from 2 to 99: the tens are said first.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return the English word for a number from 2 to 99: the tens are said first."""
     word, tens, unit = _number_parts("en", number)
     return word or (f"{tens}-{unit}" if unit else tens)
 
@@ -84,19 +71,13 @@ INDEFINITE = {
 
 
 def form(table: Mapping[str, str], case: Case, gender: str) -> str:
-    """Look up an ending or a word; ``gender`` is ``m``, ``f``, ``n`` or ``p``.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Look up an ending or a word; ``gender`` is ``m``, ``f``, ``n`` or ``p``."""
     return table[case].split()["mfnp".index(gender)].replace("-", "")
 
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun with its German gender and its forms; ``-`` where there is none.
-
-    Defined in: book/translation/grammar.md
-    """
+    """A noun with its German gender and its forms; ``-`` where there is none."""
 
     kind: str
     gender: str
@@ -203,10 +184,7 @@ STRONG = {
 
 @dataclass(frozen=True)
 class Adjective:
-    """An adjective and the kinds of nouns that it describes.
-
-    Defined in: book/translation/grammar.md
-    """
+    """An adjective and the kinds of nouns that it describes."""
 
     kinds: tuple[str, ...]
     german: str
@@ -267,10 +245,7 @@ QUALITIES = tuple(Adjective(tuple(row[0].split(",")), *row[1:]) for row in _rows
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb in both languages; ``prefix`` is the part that a separable verb sheds.
-
-    Defined in: book/translation/grammar.md
-    """
+    """A verb in both languages; ``prefix`` is the part that a separable verb sheds."""
 
     kind: str
     prefix: str
@@ -359,10 +334,7 @@ ACTIONS = tuple(Verb.parse(line) for line in VERBS.strip().splitlines())
 
 @dataclass(frozen=True)
 class Word:
-    """A word being written: words of both languages that share a link are aligned.
-
-    Defined in: book/translation/grammar.md
-    """
+    """A word being written: words of both languages that share a link are aligned."""
 
     text: str
     links: frozenset[int] = frozenset()
@@ -373,10 +345,7 @@ Words = tuple[Word, ...]
 
 
 class Writer:
-    """What a sentence is written with: random choices, and numbers that link words.
-
-    Defined in: book/translation/grammar.md
-    """
+    """What a sentence is written with: random choices, and numbers that link words."""
 
     def __init__(self, rng: random.Random) -> None:
         """Start with no word written."""
@@ -390,10 +359,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Phrase:
-    """A noun phrase in every case it may take.
-
-    Defined in: book/translation/grammar.md
-    """
+    """A noun phrase in every case it may take."""
 
     english: Mapping[Case, Words]
     german: Mapping[Case, Words]
@@ -412,10 +378,7 @@ def _english_phrase(
     plural: bool,
     links: Sequence[int],
 ) -> Words:
-    """Write the English side of a noun phrase; its form is the same in every case.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write the English side of a noun phrase; its form is the same in every case."""
     words = [(quality.english, links[1])] if quality else []
     words.append((noun.english_plural if plural else noun.english, links[2]))
     article = "an" if words[0][0][0] in "aeiou" else "a"
@@ -441,10 +404,7 @@ def _german_phrase(
     inflection: tuple[Case, str],
     links: Sequence[int | None],
 ) -> Words:
-    """Write the German side: all words agree in case, gender and number.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write the German side: all words agree in case, gender and number."""
     case, gender = inflection
     known = [frozenset({link} if link is not None else ()) for link in links]
     words: list[Word] = []
@@ -468,26 +428,17 @@ GENERAL_KIND = {"standing": "thing", "lying": "thing", "drink": "mass", "food": 
 
 
 def choose_noun(writer: Writer, *kinds: str) -> Noun:
-    """Choose a noun of one of the kinds.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Choose a noun of one of the kinds."""
     return writer.rng.choice([noun for noun in LEXICON if noun.kind in kinds])
 
 
 def choose_verb(writer: Writer, *kinds: str) -> Verb:
-    """Choose a verb of one of the kinds.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Choose a verb of one of the kinds."""
     return writer.rng.choice([verb for verb in ACTIONS if verb.kind in kinds])
 
 
 def choose_quality(writer: Writer, noun_kind: str) -> Adjective:
-    """Choose an adjective that fits a kind of noun.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Choose an adjective that fits a kind of noun."""
     kind = GENERAL_KIND.get(noun_kind, noun_kind)
     return writer.rng.choice([quality for quality in QUALITIES if kind in quality.kinds])
 
@@ -508,8 +459,6 @@ def noun_phrase(
             ``unser``, ``number``; a plural after ``ein`` has no article.
         plain: Leave out adjectives and the plural.
         without: The link of the negation that *kein* stands for.
-
-    Defined in: book/translation/grammar.md
     """
     noun = choose_noun(writer, *kinds)
     determiner = writer.rng.choice(determiners.split())
@@ -537,10 +486,7 @@ PRONOUNS = {  # masculine, feminine, neuter, plural, ich, wir
 
 
 def write_pronoun(writer: Writer, of: Phrase | None = None, which: str = "") -> Phrase:
-    """Write a personal pronoun: for an antecedent, or as ``which`` says.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write a personal pronoun: for an antecedent, or as ``which`` says."""
     link = next(writer.links)
     if of is not None:
         which = _english_pronoun(of)
@@ -572,29 +518,20 @@ def _english_pronoun(phrase: Phrase) -> str:
 
 
 def write_person(writer: Writer) -> Phrase:
-    """Write a subject: a person, or a pronoun that needs no antecedent.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write a subject: a person, or a pronoun that needs no antecedent."""
     if writer.chance(0.35):
         return write_pronoun(writer, which=writer.rng.choice(["I", "we", "he", "she", "they"]))
     return noun_phrase(writer, "person")
 
 
 def write_thing(writer: Writer, **options: Any) -> Phrase:
-    """Write a noun phrase for a thing.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write a noun phrase for a thing."""
     return noun_phrase(writer, "standing", "lying", **options)
 
 
 @dataclass(frozen=True)
 class Adverb:
-    """An adverb; ``early`` ones stand before the English verb: *often*.
-
-    Defined in: book/translation/grammar.md
-    """
+    """An adverb; ``early`` ones stand before the English verb: *often*."""
 
     english: str
     german: str
@@ -630,19 +567,13 @@ AUXILIARIES = {  # ich, er, wir
 
 
 def by_person(forms: str, person: str) -> str:
-    """Choose among three forms: ``ich``, ``3`` (he, she, it), ``p`` (we, they).
-
-    Defined in: book/translation/grammar.md
-    """
+    """Choose among three forms: ``ich``, ``3`` (he, she, it), ``p`` (we, they)."""
     return forms.split()[("ich", "3", "p").index(person)]
 
 
 @dataclass(frozen=True)
 class Clause:
-    """What a clause says, before either language has put it in order.
-
-    Defined in: book/translation/grammar.md
-    """
+    """What a clause says, before either language has put it in order."""
 
     subject: Phrase
     verb: Verb | None  # None: the copula, with an adjective
@@ -657,10 +588,7 @@ class Clause:
 
 
 def german_verb(clause: Clause) -> tuple[Word, Words]:
-    """Return the finite verb and the words that wait at the end of the clause.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return the finite verb and the words that wait at the end of the clause."""
     verb, person = clause.verb, clause.subject.person
     link, auxiliary = frozenset({clause.links[0]}), frozenset({clause.links[1]})
     if clause.tense in MODALS:
@@ -678,10 +606,7 @@ def german_verb(clause: Clause) -> tuple[Word, Words]:
 
 
 def german_order(clause: Clause, order: Literal["first", "second", "last"]) -> Words:
-    """Write a German clause with its finite verb first, second or last.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write a German clause with its finite verb first, second or last."""
     finite, end = german_verb(clause)
     subject = clause.subject.german["nominative"]
     adverb = (Word(clause.adverb.german, frozenset({clause.links[2]})),) if clause.adverb else ()
@@ -712,10 +637,7 @@ def german_order(clause: Clause, order: Literal["first", "second", "last"]) -> W
 
 
 def english_verb(clause: Clause, question: bool) -> tuple[Words, Words]:
-    """Return auxiliary words and main verb; *do* is added where it must be.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return auxiliary words and main verb; *do* is added where it must be."""
     verb, person = clause.verb, clause.subject.person
     link, auxiliary = frozenset({clause.links[0]}), frozenset({clause.links[1]})
     negation = (Word("not", frozenset({clause.links[3]})),) if clause.negated else ()
@@ -741,10 +663,7 @@ def _split(words: str, links: frozenset[int]) -> Words:
 
 
 def english_order(clause: Clause, question: bool = False) -> Words:
-    """Write an English clause as a statement or as a yes-no question.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write an English clause as a statement or as a yes-no question."""
     helpers, main = english_verb(clause, question)
     adverb: Words = ()
     if clause.adverb:
@@ -795,10 +714,7 @@ def write_clause(
     negation: int | None = None,
     **options: Any,
 ) -> Clause:
-    """Put a clause together, with a tense and perhaps an adverb chosen at random.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Put a clause together, with a tense and perhaps an adverb chosen at random."""
     tense = tense or writer.rng.choice(TENSES)
     chosen = None
     fitting = [item for item in ADVERBS if tense in item.tenses.split()]
@@ -816,10 +732,7 @@ def write_clause(
 
 
 def described(writer: Writer, subject: Phrase, tense: str = "present", **options: Any) -> Clause:
-    """Say that the subject has a quality: *is old*.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Say that the subject has a quality: *is old*."""
     quality = (choose_quality(writer, subject.kind), next(writer.links))
     return write_clause(writer, subject, None, tense=tense, quality=quality, **options)
 
@@ -834,10 +747,7 @@ PLACES_AT_THINGS = (
 
 
 def write_place(writer: Writer, motion: bool = False, on: bool = False) -> tuple[Words, Words]:
-    """Write a place; after *in* the case tells where something is from where it goes.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write a place; after *in* the case tells where something is from where it goes."""
     links = [next(writer.links)]
     if on:
         english, german = writer.rng.choice(PLACES_AT_THINGS)
@@ -858,27 +768,18 @@ Sentence = tuple[Words, Words, str]  # English, German, final mark
 
 
 def comma(*links: int) -> Word:
-    """Return a comma.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return a comma."""
     return Word(",", frozenset(links))
 
 
 def conjunction(writer: Writer, english: str, german: str) -> tuple[Word, Word]:
-    """Return an aligned pair of words.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return an aligned pair of words."""
     links = frozenset({next(writer.links)})
     return Word(english, links), Word(german, links)
 
 
 def with_suffix(phrase: Phrase, english: Words, german: Words) -> Phrase:
-    """Return the phrase with words after its noun, the same in every case.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return the phrase with words after its noun, the same in every case."""
     return replace(
         phrase,
         english={case: words + english for case, words in phrase.english.items()},
@@ -887,10 +788,7 @@ def with_suffix(phrase: Phrase, english: Words, german: Words) -> Phrase:
 
 
 def owned(writer: Writer, phrase: Phrase) -> Phrase:
-    """Add an owner in the genitive: *the house of the king*.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Add an owner in the genitive: *the house of the king*."""
     owner = noun_phrase(writer, "person", determiners="def mein unser", plain=True)
     words = owner.english["nominative"]
     of = Word("of", words[0].links)
@@ -901,10 +799,7 @@ RELATIVES = {**DEFINITE, "dative": "dem der dem denen"}
 
 
 def related(writer: Writer, phrase: Phrase) -> Phrase:
-    """Add a relative clause, in which German sends the verb to the end.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Add a relative clause, in which German sends the verb to the end."""
     tense = writer.rng.choice(["present", "past"])
     pronoun = frozenset({next(writer.links)})
     if phrase.kind in ("standing", "lying"):
@@ -966,10 +861,7 @@ SHAPES = (
 
 
 def somebody(writer: Writer, subject: Phrase, negated: str) -> Phrase:
-    """Write the person that something is done to: sometimes *me* or *us*.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write the person that something is done to: sometimes *me* or *us*."""
     if subject.person == "3" and writer.chance(0.25):
         return write_pronoun(writer, which=writer.rng.choice(["I", "we"]))
     if negated:  # nicht follows a definite phrase
@@ -978,10 +870,7 @@ def somebody(writer: Writer, subject: Phrase, negated: str) -> Phrase:
 
 
 def direct_object(writer: Writer, negated: str, negation: int | None, owner: bool) -> Phrase:
-    """Write the thing that something is done to; an indefinite one is negated by *kein*.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write the thing that something is done to; an indefinite one is negated by *kein*."""
     if negated == "kein":
         return write_thing(writer, determiners="kein", without=negation)
     if owner and writer.chance(0.15):
@@ -992,10 +881,7 @@ def direct_object(writer: Writer, negated: str, negation: int | None, owner: boo
 
 
 def action_clause(writer: Writer, subject: Phrase, adverb: bool = True, tense: str = "") -> Clause:
-    """Let a person do something.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Let a person do something."""
     tense = tense or writer.rng.choice(TENSES)
     shape = writer.rng.choice(SHAPES)
     negation, negated = None, ""
@@ -1029,19 +915,13 @@ def action_clause(writer: Writer, subject: Phrase, adverb: bool = True, tense: s
 
 
 def statement(writer: Writer) -> Sentence:
-    """Say who does what.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Say who does what."""
     clause = action_clause(writer, write_person(writer))
     return english_order(clause), german_order(clause, "second"), "."
 
 
 def description(writer: Writer) -> Sentence:
-    """Say what somebody or something is like, or where it is.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Say what somebody or something is like, or where it is."""
     extra = writer.rng.random()
     if extra < 0.15:
         subject = owned(writer, noun_phrase(writer, "person", "lying", determiners="def"))
@@ -1062,10 +942,7 @@ def description(writer: Writer) -> Sentence:
 
 
 def question(writer: Writer) -> Sentence:
-    """Ask whether, why, when, who or what.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Ask whether, why, when, who or what."""
     which = writer.rng.choice(["whether", "why", "when", "who", "what"])
     tense = writer.rng.choice(["present", "past", "future", "can", "must"])
     link = frozenset({next(writer.links)})
@@ -1092,10 +969,7 @@ def question(writer: Writer) -> Sentence:
 
 
 def report(writer: Writer) -> Sentence:
-    """Say what somebody says or asks; *dass* and *ob* send the verb to the end.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Say what somebody says or asks; *dass* and *ob* send the verb to the end."""
     speaker, tense = write_person(writer), writer.rng.choice(["present", "past"])
     if writer.chance(0.3):
         verb = next(verb for verb in ACTIONS if verb.stem == "fragen")
@@ -1114,10 +988,7 @@ def report(writer: Writer) -> Sentence:
 
 
 def mention_again(writer: Writer, phrase: Phrase) -> Phrase:
-    """Mention a phrase again, by its pronoun.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Mention a phrase again, by its pronoun."""
     if not phrase.pronoun:
         return write_pronoun(writer, of=phrase)
     word = phrase.english["nominative"][0].text
@@ -1128,10 +999,7 @@ REASONS = (("because", "weil"), ("although", "obwohl"))
 
 
 def reason(writer: Writer) -> Sentence:
-    """Give a reason; the adjective tells whether the pronoun means person or thing.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Give a reason; the adjective tells whether the pronoun means person or thing."""
     person = write_person(writer)
     while person.gender == "n" and not person.pronoun:
         person = write_person(writer)
@@ -1158,10 +1026,7 @@ CONDITIONS = (("when", "wenn"), ("if", "falls"))
 
 
 def condition(writer: Writer) -> Sentence:
-    """Start with a subordinate clause: the main clause then starts with its verb.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Start with a subordinate clause: the main clause then starts with its verb."""
     subject, thing = (
         noun_phrase(writer, "person"),
         write_thing(writer, determiners="def mein ein"),
@@ -1193,10 +1058,7 @@ def condition(writer: Writer) -> Sentence:
 
 
 def contrast(writer: Writer) -> Sentence:
-    """Say two things about one subject, or do two things to one object.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Say two things about one subject, or do two things to one object."""
     if writer.chance(0.5):
         about = noun_phrase(writer, "standing", "lying", "animal")
         first, second = (
@@ -1249,19 +1111,13 @@ KINDS: tuple[Callable[[Writer], Sentence], ...] = (
 
 
 def write_sentence(writer: Writer) -> Sentence:
-    """Write a sentence of a kind chosen at random.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Write a sentence of a kind chosen at random."""
     return writer.rng.choice(KINDS)(writer)
 
 
 @dataclass(frozen=True)
 class Coreference:
-    """Where a pronoun and its antecedent stand, in both sentences: (pronoun, noun).
-
-    Defined in: book/translation/grammar.md
-    """
+    """Where a pronoun and its antecedent stand, in both sentences: (pronoun, noun)."""
 
     english: tuple[int, int]
     german: tuple[int, int]
@@ -1271,10 +1127,7 @@ MARKS = frozenset(".,?!:;")
 
 
 def detokenise(words: Iterable[str]) -> str:
-    """Join words by blanks; a punctuation mark is set against the word before it.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Join words by blanks; a punctuation mark is set against the word before it."""
     return "".join(word if word in MARKS else f" {word}" for word in words).lstrip(" ")
 
 
@@ -1287,8 +1140,6 @@ class Pair:
         german: Likewise.
         alignment: Pairs (English index, German index) of words that mean the same.
         coreferences: The pronouns with an antecedent in the sentence.
-
-    Defined in: book/translation/grammar.md
     """
 
     english: tuple[str, ...]
@@ -1315,10 +1166,7 @@ class Pair:
 
 
 def _finish(words: Words, mark: Word) -> Words:
-    """Add the final mark, drop commas that meet another mark, start with a capital.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Add the final mark, drop commas that meet another mark, start with a capital."""
     kept: list[Word] = []
     for word in (*words, mark):
         if kept and kept[-1].text == "," and word.text in MARKS:
@@ -1333,10 +1181,7 @@ def _positions(words: Words) -> dict[int, int]:
 
 
 def make_pair(sentence: Sentence, mark_link: int) -> Pair:
-    """Turn linked words into a pair: equal links become the alignment.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Turn linked words into a pair: equal links become the alignment."""
     mark = Word(sentence[2], frozenset({mark_link}))
     english, german = _finish(sentence[0], mark), _finish(sentence[1], mark)
     alignment = frozenset(
@@ -1362,19 +1207,13 @@ LONGEST = 20
 
 
 def split_of(pair: Pair) -> str:
-    """Return the split that a sentence belongs to, whatever the seed that wrote it.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Return the split that a sentence belongs to, whatever the seed that wrote it."""
     digest = hashlib.sha256(" ".join(pair.english).encode()).digest()
     return "test" if digest[0] < 26 else "val" if digest[0] < 52 else "train"
 
 
 def is_good(pair: Pair) -> bool:
-    """Tell whether a pair has the wanted length, and no adjective twice.
-
-    Defined in: book/translation/grammar.md
-    """
+    """Tell whether a pair has the wanted length, and no adjective twice."""
     known = {quality.english for quality in QUALITIES}
     used = [word for word in pair.english if word in known]
     lengths = len(pair.english), len(pair.german)
@@ -1392,8 +1231,6 @@ def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) 
 
     Raises:
         ValueError: If there is no such split, or the size is negative.
-
-    Defined in: book/translation/grammar.md
     """
     if split not in GRAMMAR_SIZES:
         raise ValueError(f"grammar: no split {split!r}; choose among {', '.join(GRAMMAR_SIZES)}")

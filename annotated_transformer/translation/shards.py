@@ -1,9 +1,5 @@
-"""Token numbers in memory-mapped shards, batches from them, and how a corpus is prepared.
-
-Defined in the chapter *Shards* (book/translation/shards.md).
-"""
-
 # Written from book/translation/shards.md: edit the chapter instead.
+"""Token numbers in memory-mapped shards, batches from them, and how a corpus is prepared."""
 
 from __future__ import annotations
 
@@ -76,8 +72,6 @@ def write_shard(
         pairs: Source and target of each.
         vocabulary: Numbers are below it; up to 65,536, each takes 2 bytes, above it 4.
         data: What else the header is to say.
-
-    Defined in: book/translation/shards.md
     """
     sides = [side for pair in pairs for side in pair]
     offsets = np.zeros(len(sides) + 1, dtype=np.uint32)
@@ -106,8 +100,6 @@ class Shard:
 
     Raises:
         CorpusError: The file is missing, cut off, or no shard.
-
-    Defined in: book/translation/shards.md
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -151,10 +143,7 @@ class Shard:
 
 
 def _mapped(path: Path) -> NDArray[np.uint8]:
-    """Map a file into memory, without keeping it open; what is written there is not kept.
-
-    Defined in: book/translation/shards.md
-    """
+    """Map a file into memory, without keeping it open; what is written there is not kept."""
     size = path.stat().st_size
     try:
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
@@ -185,8 +174,6 @@ class ShardedText:
     Raises:
         CorpusError: A shard is missing or damaged, a sentence is too long, or there is no
             pair in them.
-
-    Defined in: book/translation/shards.md
     """
 
     def __init__(self, paths: Sequence[str | Path], *, check: bool = False) -> None:
@@ -231,10 +218,7 @@ class ShardedText:
 
 
 def _block(rows: Sequence[NDArray[Any]], begin: int) -> torch.Tensor:
-    """Lay rows into a padded block, each after ``begin`` BOS symbols and before an EOS.
-
-    Defined in: book/translation/shards.md
-    """
+    """Lay rows into a padded block, each after ``begin`` BOS symbols and before an EOS."""
     block = np.full((len(rows), begin + 1 + max(map(len, rows))), PAD, dtype=np.int64)
     block[:, :begin] = BOS
     for line, row in zip(block, rows, strict=True):
@@ -269,8 +253,6 @@ def pooled_batches(
 
     Raises:
         ValueError: A sentence alone is longer than ``max_tokens``.
-
-    Defined in: book/translation/shards.md
     """
     if not len(lengths):
         return []
@@ -297,10 +279,7 @@ def pooled_batches(
 
 
 def _cuts(widths: NDArray[np.int64], max_tokens: int) -> Iterator[tuple[int, int]]:
-    """Cut rising widths into batches, each as large as fits.
-
-    Defined in: book/translation/shards.md
-    """
+    """Cut rising widths into batches, each as large as fits."""
     start = 0
     while start < len(widths):
         most = widths[start : start + max_tokens // widths[start]]
@@ -314,10 +293,7 @@ SHARD = 50_000  # pairs; a piece of work for one process, some seconds long
 
 
 def write_pieces(pairs: Iterable[tuple[str, str]], folder: Path, split: str) -> None:
-    """Write cleaned pairs in pieces, ``SHARD`` pairs each.
-
-    Defined in: book/translation/shards.md
-    """
+    """Write cleaned pairs in pieces, ``SHARD`` pairs each."""
     pairs = iter(pairs)
     for number in itertools.count():
         piece = list(itertools.islice(pairs, SHARD))
@@ -328,10 +304,7 @@ def write_pieces(pairs: Iterable[tuple[str, str]], folder: Path, split: str) -> 
 
 
 def read_piece(path: Path, step: int = 1, start: int = 0) -> Iterator[tuple[str, str]]:
-    """Go through every ``step``-th pair of a piece.
-
-    Defined in: book/translation/shards.md
-    """
+    """Go through every ``step``-th pair of a piece."""
     with path.open(encoding="utf-8", newline="\n") as file:
         rows = zip(file, file, strict=True)
         for source, target in itertools.islice(rows, start, None, step):
@@ -345,8 +318,6 @@ def sample_pieces(pieces: Sequence[Path], counts: Sequence[int], most: int) -> I
         pieces: The pieces of a text.
         counts: How many pairs each has.
         most: Most pairs to take.
-
-    Defined in: book/translation/shards.md
     """
     step, start = max(1, -(-sum(counts) // most)), 0
     for path, count in zip(pieces, counts, strict=True):
@@ -357,10 +328,7 @@ def sample_pieces(pieces: Sequence[Path], counts: Sequence[int], most: int) -> I
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer(path: Path, _: int) -> Tokenizer:
-    """Load a tokenizer once in a process: memory is lost with each that is loaded and used.
-
-    Defined in: book/translation/shards.md
-    """
+    """Load a tokenizer once in a process: memory is lost with each that is loaded and used."""
     return load_tokenizer(path)
 
 
@@ -375,8 +343,6 @@ def encode_piece(piece: Path, shard: Path, tokenizer: Path, max_len: int) -> Non
         shard: The file to write.
         tokenizer: The tokenizer's file; both sides share it.
         max_len: Most tokens of a sentence, special ones included.
-
-    Defined in: book/translation/shards.md
     """
     shared = _tokenizer(tokenizer, tokenizer.stat().st_mtime_ns)
     pairs, long = [], []
@@ -391,10 +357,7 @@ def encode_piece(piece: Path, shard: Path, tokenizer: Path, max_len: int) -> Non
 
 
 def _start_worker(parent: int) -> None:
-    """Leave Ctrl-C to the parent, and go when it is gone.
-
-    Defined in: book/translation/shards.md
-    """
+    """Leave Ctrl-C to the parent, and go when it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -406,10 +369,7 @@ def _start_worker(parent: int) -> None:
 
 
 def processors() -> int:
-    """Return how many processors this process may use.
-
-    Defined in: book/translation/shards.md
-    """
+    """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -421,8 +381,6 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
     Raises:
         CorpusError: One of them was killed.
-
-    Defined in: book/translation/shards.md
     """
     # A forked process shares the memory of its parent; elsewhere each loads its own libraries.
     context = get_context("fork" if sys.platform == "linux" else "spawn")
@@ -444,10 +402,7 @@ SAMPLE = 500_000  # pairs that the vocabulary is learned from, at most
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a corpus is prepared.
-
-    Defined in: book/translation/shards.md
-    """
+    """How a corpus is prepared."""
 
     pair: str = "de-en"
     """Source and target language."""
@@ -486,8 +441,6 @@ def check_preparation(folder: str | Path, options: Preparation) -> None:
     Raises:
         CorpusError: The languages, the vocabulary or ``max_len`` cannot be meant, or the
             folder cannot be one.
-
-    Defined in: book/translation/shards.md
     """
     language_codes(options.pair)
     if options.vocabulary < (smallest := len(BPETokenizer([]))):
@@ -534,8 +487,6 @@ def prepare(
         CorpusError: An option or a file cannot be used, or the folder holds something else.
         TokenizerError: What was learned cannot be written.
         CheckpointError: Another file cannot be written.
-
-    Defined in: book/translation/shards.md
     """
     folder = Path(folder)
     check_preparation(folder, options)
@@ -589,8 +540,6 @@ def _alone(folder: Path) -> Iterator[None]:
 
     Raises:
         CorpusError: Another process holds it, or it cannot be made.
-
-    Defined in: book/translation/shards.md
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -606,10 +555,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _plan(files: Files, options: Preparation) -> dict[str, Any]:
-    """Name sources by checksum, and what is done with them.
-
-    Defined in: book/translation/shards.md
-    """
+    """Name sources by checksum, and what is done with them."""
     sources = {
         split: [[{"file": path.name, "sha256": _checksum(path)} for path in pair] for pair in pairs]
         for split, pairs in files.items()
@@ -627,8 +573,6 @@ def _check_plan(folder: Path, plan: dict[str, Any], say: Callable[[str], None]) 
 
     Raises:
         CorpusError: It was finished by another plan, or is something else.
-
-    Defined in: book/translation/shards.md
     """
     if not folder.exists():
         return
@@ -664,10 +608,7 @@ def _clean_all(
     progress: bool,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write the pieces of every split, unless they are there; return what was dropped.
-
-    Defined in: book/translation/shards.md
-    """
+    """Write the pieces of every split, unless they are there; return what was dropped."""
     done = folder / "text" / "reports.json"
     if done.exists():
         return dict(json.loads(done.read_bytes()))
@@ -700,10 +641,7 @@ def _clean_all(
 def _held_out(
     folder: Path, split: str, files: Sequence[tuple[Path, Path]], options: Preparation
 ) -> tuple[ParallelText, Report]:
-    """Copy the text of a split that is for evaluation; every line counts there.
-
-    Defined in: book/translation/shards.md
-    """
+    """Copy the text of a split that is for evaluation; every line counts there."""
     if len(files) != 1:
         raise CorpusError(f"{split}: give one pair of files for evaluation, not {len(files)}")
     text = read_parallel(*files[0], languages=options.languages, split=split, drop_blank=False)
@@ -719,10 +657,7 @@ def _held_out(
 
 
 def _drift(text: ParallelText) -> str:
-    """Say where the sides of a text drift against each other; empty if they fit.
-
-    Defined in: book/translation/shards.md
-    """
+    """Say where the sides of a text drift against each other; empty if they fit."""
     lengths = [[len(source), len(target)] for source, target in text]
     found = DriftCheck().add(np.array(lengths, dtype=np.int64).reshape(-1, 2))
     if found is None:
@@ -756,8 +691,6 @@ class Overlap:
 
     Args:
         held: The texts for evaluation, by split. Their blank lines are not compared.
-
-    Defined in: book/translation/shards.md
     """
 
     def __init__(self, held: Mapping[str, ParallelText]) -> None:
@@ -806,18 +739,12 @@ class Overlap:
 
 
 def _marks(lines: Iterable[str]) -> list[int]:
-    """Return the fingerprints of lines, without the blanks at their ends.
-
-    Defined in: book/translation/shards.md
-    """
+    """Return the fingerprints of lines, without the blanks at their ends."""
     return [int(mark) for mark in fingerprints((line.strip(), "") for line in lines)]
 
 
 def _first_lines(lines: Sequence[str]) -> dict[int, int]:
-    """Return the fingerprints of all lines that are not blank, each with its first line.
-
-    Defined in: book/translation/shards.md
-    """
+    """Return the fingerprints of all lines that are not blank, each with its first line."""
     found: dict[int, int] = {}
     for number, (line, mark) in enumerate(zip(lines, _marks(lines), strict=True), 1):
         if line.strip():
@@ -826,10 +753,7 @@ def _first_lines(lines: Sequence[str]) -> dict[int, int]:
 
 
 def remarks(train: ParallelText, held: Mapping[str, ParallelText]) -> Iterator[str]:
-    """Say what is odd about texts in memory: sides that drift, sentences in two splits.
-
-    Defined in: book/translation/shards.md
-    """
+    """Say what is odd about texts in memory: sides that drift, sentences in two splits."""
     yield from filter(None, map(_drift, (train, *held.values())))
     overlap = Overlap(held)
     for _ in overlap.watch(train):
@@ -840,10 +764,7 @@ def remarks(train: ParallelText, held: Mapping[str, ParallelText]) -> Iterator[s
 def _learn(
     folder: Path, pieces: Sequence[Path], counts: Sequence[int], options: Preparation
 ) -> None:
-    """Learn the vocabulary from the training text (section 5.1).
-
-    Defined in: book/translation/shards.md
-    """
+    """Learn the vocabulary from the training text (section 5.1)."""
     lines, lowercase = sample_pieces(pieces, counts, SAMPLE), options.tokenizer == "bpe-lower"
     try:
         tokenizer = BPETokenizer.train(lines, options.vocabulary, lowercase=lowercase)
@@ -859,10 +780,7 @@ def _encode_all(
     progress: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Encode all pieces of which there is no shard yet.
-
-    Defined in: book/translation/shards.md
-    """
+    """Encode all pieces of which there is no shard yet."""
     (folder / "shards").mkdir(exist_ok=True)
     futures = []
     for piece in sorted((folder / "text").glob("*.txt")):
@@ -879,10 +797,7 @@ def _encode_all(
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """Return what each shard's header says.
-
-    Defined in: book/translation/shards.md
-    """
+    """Return what each shard's header says."""
     return {
         path.stem: Shard(path).data for path in sorted((folder / "shards").glob("*.safetensors"))
     }
@@ -898,8 +813,6 @@ def _report_long(
 
     Raises:
         CorpusError: Nothing is left of a split.
-
-    Defined in: book/translation/shards.md
     """
     reason = f"more than {options.max_len} tokens"
     for split, report in reports.items():
@@ -922,10 +835,7 @@ def _report_long(
 
 
 def _shards_of(split: str, names: Iterable[str]) -> list[str]:
-    """Return the names of a split's shards, in order.
-
-    Defined in: book/translation/shards.md
-    """
+    """Return the names of a split's shards, in order."""
     return [name for name in names if name.rpartition("-")[0] == split]
 
 
@@ -940,8 +850,6 @@ class Prepared:
 
     Raises:
         CorpusError: The folder is not prepared, or damaged.
-
-    Defined in: book/translation/shards.md
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -1006,8 +914,6 @@ def _own_tokenizer(path: Path, sha256: str) -> Tokenizer:
 
     Raises:
         CorpusError: It is missing, or another.
-
-    Defined in: book/translation/shards.md
     """
     try:
         found = sha256_of(path)

@@ -1,9 +1,5 @@
-"""One decoding step for many sentences, readable and fast (section 3.1).
-
-Defined in the chapter *A decoding step* (book/translation/steps.md).
-"""
-
 # Written from book/translation/steps.md: edit the chapter instead.
+"""One decoding step for many sentences, readable and fast (section 3.1)."""
 
 from __future__ import annotations
 
@@ -48,8 +44,6 @@ class CachedSteps:
         src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
         capacity: Most target positions.
         beam: Hypotheses of each sentence.
-
-    Defined in: book/translation/steps.md
     """
 
     def __init__(
@@ -85,8 +79,6 @@ class PackedLinear:
     Args:
         weight: ``(outputs, inputs)``, float32 on a CPU.
         bias: ``(outputs,)``.
-
-    Defined in: book/translation/steps.md
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -124,8 +116,6 @@ def attend_once(
 
     Returns:
         The weighted values ``(pairs, beam, d_v)``.
-
-    Defined in: book/translation/steps.md
     """
     keys = keys.transpose(1, 2)
     scores = torch.bmm(query, keys) if hidden is None else torch.baddbmm(hidden, query, keys)
@@ -136,10 +126,7 @@ CHUNK = 64
 
 
 def most_probable(logits: Tensor) -> Tensor:
-    """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, found in chunks: ``(rows,)``.
-
-    Defined in: book/translation/steps.md
-    """
+    """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, found in chunks: ``(rows,)``."""
     size = logits.size(1)
     chunks = size // CHUNK
     if logits.device.type != "cpu" or chunks < 4:
@@ -162,8 +149,6 @@ class Screen:
     Args:
         weight: ``(vocab, d_model)``, float32 on a CPU.
         bias: ``(vocab,)``; minus infinity forbids a token.
-
-    Defined in: book/translation/steps.md
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -240,10 +225,7 @@ MOST = 16  # chunks for each sentence; with more, the whole product is as fast
 
 
 def byte_scale(x: Tensor, dim: int | None = None) -> Tensor:
-    """Return what 1 stands for, so that 127 stands for the largest of ``x`` (along ``dim``).
-
-    Defined in: book/translation/steps.md
-    """
+    """Return what 1 stands for, so that 127 stands for the largest of ``x`` (along ``dim``)."""
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return largest.div_(127).clamp_min_(torch.finfo(x.dtype).tiny)
 
@@ -257,8 +239,6 @@ def to_bytes(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         The integers ``(rows, d)``, in a byte each, and the norms of what they lose ``(rows,)``.
-
-    Defined in: book/translation/steps.md
     """
     whole = (x / scale).round_()
     return whole.to(torch.int8), (x - whole * scale).norm(dim=1)
@@ -271,8 +251,6 @@ def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
         values: ``(n,)``, a few for each row.
         rows: ``(n,)``, from 0 to the last row, each at least once.
         tokens: ``(n,)``.
-
-    Defined in: book/translation/steps.md
     """
     count, last = int(rows.max()) + 1, torch.iinfo(tokens.dtype).max
     best = values.new_full((count,), -math.inf).scatter_reduce_(0, rows, values, "amax")
@@ -282,10 +260,7 @@ def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
 
 @cache
 def multiplies_bytes() -> bool:
-    """Whether oneDNN multiplies bytes on this processor, and sums do not overflow.
-
-    Defined in: book/translation/steps.md
-    """
+    """Whether oneDNN multiplies bytes on this processor, and sums do not overflow."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False
     try:
@@ -297,10 +272,7 @@ def multiplies_bytes() -> bool:
 
 @contextmanager
 def _float32() -> Iterator[None]:
-    """Let products be float32's own, whatever the setting.
-
-    Defined in: book/translation/steps.md
-    """
+    """Let products be float32's own, whatever the setting."""
     setting = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -311,10 +283,7 @@ def _float32() -> Iterator[None]:
 
 @cache
 def bytes_are_fast() -> bool:
-    """Whether a product in bytes takes at most two thirds of the time here; measured once.
-
-    Defined in: book/translation/steps.md
-    """
+    """Whether a product in bytes takes at most two thirds of the time here; measured once."""
     if not multiplies_bytes():
         return False
     x, weight, bias = torch.ones(FEW, 512), torch.ones(4096, 512), torch.zeros(4096)
@@ -328,19 +297,13 @@ def bytes_are_fast() -> bool:
 
 
 def _scaled(attention: MultiHeadedAttention, parameter: Tensor) -> Tensor:
-    """Divide the part of the input projection that makes queries by the square root of d_k.
-
-    Defined in: book/translation/steps.md
-    """
+    """Divide the part of the input projection that makes queries by the square root of d_k."""
     q, *others = parameter.detach().split(attention.sizes)
     return torch.cat([q * attention.d_k**-0.5, *others])
 
 
 class _PackedLayer:
-    """The weights of a decoder layer, as single positions want them.
-
-    Defined in: book/translation/steps.md
-    """
+    """The weights of a decoder layer, as single positions want them."""
 
     def __init__(self, layer: DecoderLayer) -> None:
         own, source, network = layer.self_attn, layer.src_attn, layer.feed_forward
@@ -373,10 +336,7 @@ class _PackedLayer:
 
 
 class _KeptLayer:
-    """Keys and values of one layer, and its step.
-
-    Defined in: book/translation/steps.md
-    """
+    """Keys and values of one layer, and its step."""
 
     def __init__(self, weights: _PackedLayer, memory: Tensor, rows: Rows, beam: int) -> None:
         self.weights, self.beam, h, sizes = weights, beam, weights.h, weights.sizes
@@ -433,10 +393,7 @@ ROOM = 16  # positions
 
 
 def _longer(block: Tensor) -> Tensor:
-    """Copy ``block (sentences, h, positions, beam, d)`` into one with room for more positions.
-
-    Defined in: book/translation/steps.md
-    """
+    """Copy ``block (sentences, h, positions, beam, d)`` into one with room for more positions."""
     sentences, h, length, beam, d = block.shape
     new = block.new_empty(sentences, h, length + ROOM, beam, d)
     new[:, :, :length] = block
@@ -448,8 +405,6 @@ class PackedDecoder:
 
     Args:
         model: One for which :func:`can_pack` holds.
-
-    Defined in: book/translation/steps.md
     """
 
     def __init__(self, model: EncoderDecoder) -> None:
@@ -483,10 +438,7 @@ WORTH = 4_000_000  # elements of the matrix; a smaller one is multiplied as fast
 
 
 def _versions(model: EncoderDecoder) -> list[tuple[int, int]]:
-    """Return where the parameters lie, and PyTorch's counts of changes to them.
-
-    Defined in: book/translation/steps.md
-    """
+    """Return where the parameters lie, and PyTorch's counts of changes to them."""
     return [(p.data_ptr(), p._version) for p in model.parameters()]
 
 
@@ -498,8 +450,6 @@ class PackedSteps:
         memory: The encoder's output ``(sentences, m, d_model)``.
         src_mask: Boolean ``(sentences, 1, m)``, true at real tokens, and somewhere in each row.
         beam: Hypotheses of each sentence.
-
-    Defined in: book/translation/steps.md
     """
 
     @torch.inference_mode()
@@ -573,10 +523,7 @@ OURS = (
 
 
 def can_pack(model: EncoderDecoder) -> bool:
-    """Whether ``PackedSteps`` computes what the model's own modules would.
-
-    Defined in: book/translation/steps.md
-    """
+    """Whether ``PackedSteps`` computes what the model's own modules would."""
     stacks = (model.tgt_embed, model.decoder, model.generator)
     parts = [module for stack in stacks for module in stack.modules()]
     weights = [p for stack in stacks for p in stack.parameters()]
@@ -597,10 +544,7 @@ _kept: WeakKeyDictionary[Translator, PackedDecoder | None] = WeakKeyDictionary()
 
 @contextmanager
 def packed(model: Translator) -> Iterator[None]:
-    """Keep the rearranged weights of a model between calls, while its weights do not change.
-
-    Defined in: book/translation/steps.md
-    """
+    """Keep the rearranged weights of a model between calls, while its weights do not change."""
     if isinstance(model, EncoderDecoder):
         _kept[model] = None
     try:
@@ -610,10 +554,7 @@ def packed(model: Translator) -> Iterator[None]:
 
 
 def _packed_decoder(model: EncoderDecoder) -> PackedDecoder:
-    """Return the rearranged weights, kept ones if there are any and nothing has changed.
-
-    Defined in: book/translation/steps.md
-    """
+    """Return the rearranged weights, kept ones if there are any and nothing has changed."""
     decoder = _kept.get(model)
     if decoder is None or decoder.versions != _versions(model):
         decoder = PackedDecoder(model)
@@ -635,8 +576,6 @@ def start_steps(
         src_mask: Broadcasts to ``(sentences, 1, m)``, true (or nonzero) at real tokens.
         capacity: Most target positions.
         beam: Hypotheses of each sentence.
-
-    Defined in: book/translation/steps.md
     """
     mask = (src_mask != 0).expand(src.size(0), 1, -1)
     if not isinstance(model, EncoderDecoder):
@@ -654,8 +593,6 @@ def most_probable_next(steps: Steps, tokens: Tensor) -> Tensor:
     Args:
         steps: From :func:`start_steps`.
         tokens: The newest token of each hypothesis ``(rows,)``.
-
-    Defined in: book/translation/steps.md
     """
     if isinstance(steps, PackedSteps):
         return steps.most_probable(tokens)

@@ -1,9 +1,5 @@
-"""Train, translate, score.
-
-Defined in the chapter *A translation system* (book/translation/system.md).
-"""
-
 # Written from book/translation/system.md: edit the chapter instead.
+"""Train, translate, score."""
 
 from __future__ import annotations
 
@@ -100,18 +96,12 @@ Numbers: TypeAlias = Sequence[int] | NDArray[np.unsignedinteger[Any]]  # of sent
 
 
 class UsageError(ValueError):
-    """Options that do not go together; the message says what to change.
-
-    Defined in: book/translation/system.md
-    """
+    """Options that do not go together; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a system is trained.
-
-    Defined in: book/translation/system.md
-    """
+    """How a system is trained."""
 
     corpus: str = "grammar"
     """What to learn from, grammar (embedded, needs no network), multi30k, iwslt2014, iwslt2016,
@@ -166,10 +156,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Running:
-    """How a training runs, without a change of what is learned from what.
-
-    Defined in: book/translation/system.md
-    """
+    """How a training runs, without a change of what is learned from what."""
 
     save_every: float = 60.0
     """Seconds between checkpoints; more where saving takes long."""
@@ -190,10 +177,7 @@ class Running:
 
 
 def paper_recipe(preset: Literal["base", "big"], updates: int, average: int) -> Training:
-    """Return the training of the paper: sections 5.1 to 5.4 and 6.1, and Table 3.
-
-    Defined in: book/translation/system.md
-    """
+    """Return the training of the paper: sections 5.1 to 5.4 and 6.1, and Table 3."""
     hours = {"base": 12, "big": 84}[preset]
     return Training(
         corpus="prepared",
@@ -259,8 +243,6 @@ def find_recipe(corpus: str, preset: str = "", model: str = "") -> Training:
         corpus: A name; that of the grammar counts for unknown ones.
         preset: Size of the model, if it was given.
         model: Kind of model, if it was given.
-
-    Defined in: book/translation/system.md
     """
     recipe = RECIPES.get(corpus, replace(RECIPES["grammar"], corpus=corpus))
     if corpus == "prepared" and preset == "big":
@@ -271,10 +253,7 @@ def find_recipe(corpus: str, preset: str = "", model: str = "") -> Training:
 
 
 def check_options(options: Training) -> None:
-    """Raise UsageError for a value that cannot work.
-
-    Defined in: book/translation/system.md
-    """
+    """Raise UsageError for a value that cannot work."""
     if options.corpus == "wmt14":
         raise UsageError("--corpus wmt14: too large for memory; prepare it, then --prepared FOLDER")
     if options.corpus not in RECIPES:
@@ -301,10 +280,7 @@ def check_options(options: Training) -> None:
 
 
 def check_running(running: Running) -> None:
-    """Raise UsageError for a value that cannot work.
-
-    Defined in: book/translation/system.md
-    """
+    """Raise UsageError for a value that cannot work."""
     for name in ("keep", "log_every", "steps"):
         value = getattr(running, name)
         if value is not None and value < 1:
@@ -326,8 +302,6 @@ def model_config(options: Training, shared: bool) -> Architecture:
     Args:
         options: What was chosen.
         shared: Whether both languages have one vocabulary, and so one embedding.
-
-    Defined in: book/translation/system.md
     """
     if options.model != "transformer":
         return other_config(options)
@@ -341,10 +315,7 @@ def model_config(options: Training, shared: bool) -> Architecture:
 
 
 def other_config(options: Training) -> Architecture:
-    """Return the sizes of a model that is no Transformer.
-
-    Defined in: book/translation/system.md
-    """
+    """Return the sizes of a model that is no Transformer."""
     if options.preset != "tiny" or options.norm is not None:
         raise UsageError(f"--model {options.model}: has no --preset but tiny, and no --norm")
     chosen = {"layers": options.layers, "dropout": options.dropout, "max_len": options.max_len}
@@ -356,10 +327,7 @@ def other_config(options: Training) -> Architecture:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Sentence pairs as token numbers, without special symbols.
-
-    Defined in: book/translation/system.md
-    """
+    """Sentence pairs as token numbers, without special symbols."""
 
     source: Ids
     target: Ids
@@ -388,10 +356,7 @@ class Encoded:
 def learn_tokenizers(
     text: ParallelText | Prepared, options: Training
 ) -> tuple[Tokenizer, Tokenizer]:
-    """Learn the tokenizers of source and target from a training text, or take what was learned.
-
-    Defined in: book/translation/system.md
-    """
+    """Learn the tokenizers of source and target from a training text, or take what was learned."""
     if isinstance(text, Prepared):
         return text.tokenizer, text.tokenizer
     if options.tokenizer == "words":
@@ -413,8 +378,6 @@ def encode(
 
     Raises:
         CorpusError: A sentence is longer than ``max_len``, and is not to be skipped.
-
-    Defined in: book/translation/system.md
     """
     source = [tokenizers[0].encode(line) for line in text.source]
     target = [tokenizers[1].encode(line) for line in text.target]
@@ -436,28 +399,19 @@ def encode(
 
 
 def longest(text: Encoded | ShardedText) -> int:
-    """Return the most tokens that a sentence has, special symbols included.
-
-    Defined in: book/translation/system.md
-    """
+    """Return the most tokens that a sentence has, special symbols included."""
     lengths = text.lengths()
     return max(map(max, lengths)) if isinstance(lengths, list) else int(lengths.max())
 
 
 def line_numbers(text: ParallelText) -> list[int]:
-    """Return the line of each pair in its files, counting the blank ones that were dropped.
-
-    Defined in: book/translation/system.md
-    """
+    """Return the line of each pair in its files, counting the blank ones that were dropped."""
     blank = set(text.blank)
     return [n for n in range(1, len(text) + len(blank) + 1) if n not in blank]
 
 
 def place(text: ParallelText, index: int, side: int) -> str:
-    """Name the file and line of a sentence; of several files, the first.
-
-    Defined in: book/translation/system.md
-    """
+    """Name the file and line of a sentence; of several files, the first."""
     return f"{text.checksums[side][0]}{text.among(side)}, line {line_numbers(text)[index]}"
 
 
@@ -475,8 +429,6 @@ def updates_to_come(
 
     Yields:
         A micro-batch is given by the numbers of its pairs.
-
-    Defined in: book/translation/system.md
     """
     first, number = begun
     for epoch in itertools.count(first):
@@ -500,8 +452,6 @@ def interruption() -> Iterator[list[int]]:
 
     Raises:
         KeyboardInterrupt: At a later signal.
-
-    Defined in: book/translation/system.md
     """
     caught: list[int] = []
     first = 0.0
@@ -537,8 +487,6 @@ def keep_update(
         tensors: Of ``training_tensors``, before the update.
         batches: Its micro-batches, of all processes.
         data: The options, and the target tokens as ``tokens``; whatever else helps.
-
-    Defined in: book/translation/system.md
     """
     parts = {}
     for k, batch in enumerate(batches):
@@ -558,8 +506,6 @@ def replay(path: Path) -> tuple[float, float]:
 
     Raises:
         CheckpointError: It is damaged, or there is no training around it.
-
-    Defined in: book/translation/system.md
     """
     tensors, data = load_tensors(path)
     system = load_system(path.parent.parent, weights=None)
@@ -589,8 +535,6 @@ def add_up(
         flops: Its operations.
         norm: Length of its gradient; not finite where the update was left out.
         rate: Its learning rate.
-
-    Defined in: book/translation/system.md
     """
     skipped = int(not math.isfinite(norm))
     for name, value in {**asdict(made), "flops": flops, "skipped": skipped}.items():
@@ -604,8 +548,6 @@ def log_line(window: Mapping[str, float], peak: float | None) -> dict[str, float
     Args:
         window: Of ``add_up``.
         peak: What all devices together can do, in operations per second, if it is known.
-
-    Defined in: book/translation/system.md
     """
     made = Progress(window["nll"], int(window["tokens"]), window["seconds"])
     flops, seconds = window["flops"], window["seconds"]
@@ -625,10 +567,7 @@ def log_line(window: Mapping[str, float], peak: float | None) -> dict[str, float
 def fresh_model(
     tokenizers: tuple[Tokenizer, Tokenizer], config: Architecture, seed: int
 ) -> Translator:
-    """Build a model; a seed gives the same weights, and the same random numbers after them.
-
-    Defined in: book/translation/system.md
-    """
+    """Build a model; a seed gives the same weights, and the same random numbers after them."""
     torch.manual_seed(seed)
     return config.build(len(tokenizers[0]), len(tokenizers[1]))
 
@@ -638,8 +577,6 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: 
 
     The number of updates may be any from those that were ``done``: no update depends on how
     many follow.
-
-    Defined in: book/translation/system.md
     """
     # An older version knew fewer options: it did what is now their default.
     old, new = {**asdict(Training()), **before.get("options", {})}, now["options"]
@@ -665,8 +602,6 @@ class SaveClock:
 
     Args:
         every: Seconds between two checkpoints, where saving is quick.
-
-    Defined in: book/translation/system.md
     """
 
     def __init__(self, every: float) -> None:
@@ -707,8 +642,6 @@ class Run:
         UsageError: The options cannot work, or the folder holds a training with others.
         CheckpointError: The folder's files are damaged, or it cannot be written.
         CorpusError: A sentence is too long.
-
-    Defined in: book/translation/system.md
     """
 
     def __init__(
@@ -1071,8 +1004,6 @@ def translate_lines(
     Raises:
         CorpusError: A line is longer than the model's limit.
         ValueError: The beam or alpha is out of its range.
-
-    Defined in: book/translation/system.md
     """
     check_search(beam, alpha)
     limit = system.config.max_len - 1
@@ -1098,10 +1029,7 @@ def translate_lines(
 
 
 def _outputs(model: Translator, sources: Ids, limit: int, beam: int, alpha: float) -> Ids:
-    """Return the best output of each source.
-
-    Defined in: book/translation/system.md
-    """
+    """Return the best output of each source."""
     if beam == 1:
         return greedy_search(model, sources, limit)
     found = beam_search(model, sources, beam=beam, alpha=alpha, max_len=limit)
@@ -1117,10 +1045,7 @@ def make_record(
     pairs: int,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Return a record of a training: how it was run, on how many pairs, its curve and scores.
-
-    Defined in: book/translation/system.md
-    """
+    """Return a record of a training: how it was run, on how many pairs, its curve and scores."""
     return {
         "command": command,
         "commit": state["commit"],
@@ -1148,10 +1073,7 @@ def make_record(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what takes part.
-
-    Defined in: book/translation/system.md
-    """
+    """Return the versions of what takes part."""
     return {
         "annotated_transformer": __version__,
         "python": platform.python_version(),
@@ -1162,10 +1084,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit of the package's sources, ``-dirty`` if changed since, or ``unknown``.
-
-    Defined in: book/translation/system.md
-    """
+    """Return the commit of the package's sources, ``-dirty`` if changed since, or ``unknown``."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run(
@@ -1177,10 +1096,7 @@ def commit() -> str:
 
 
 def processor() -> str:
-    """Return the name of the processor and how many cores this process may use.
-
-    Defined in: book/translation/system.md
-    """
+    """Return the name of the processor and how many cores this process may use."""
     names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

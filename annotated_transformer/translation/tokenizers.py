@@ -1,9 +1,5 @@
-"""Words and sub-words, numbered.
-
-Defined in the chapter *Tokenizers* (book/translation/tokenizers.md).
-"""
-
 # Written from book/translation/tokenizers.md: edit the chapter instead.
+"""Words and sub-words, numbered."""
 
 import contextlib
 import functools
@@ -25,10 +21,7 @@ from annotated_transformer.notation import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be made, saved or loaded; the message says what to do.
-
-    Defined in: book/translation/tokenizers.md
-    """
+    """A tokenizer that cannot be made, saved or loaded; the message says what to do."""
 
 
 class Tokenizer(Protocol):
@@ -36,8 +29,6 @@ class Tokenizer(Protocol):
 
     Number 0 to 3 are the special tokens of the notation chapter; no text is ever
     encoded as padding, beginning or end.
-
-    Defined in: book/translation/tokenizers.md
     """
 
     def encode(self, text: str) -> list[int]:
@@ -57,10 +48,7 @@ class Tokenizer(Protocol):
 
 
 def check_numbers(ids: Iterable[int], size: int) -> list[int]:
-    """Return the numbers, or raise IndexError for one that is in no vocabulary of a size.
-
-    Defined in: book/translation/tokenizers.md
-    """
+    """Return the numbers, or raise IndexError for one that is in no vocabulary of a size."""
     numbers = list(ids)
     for number in numbers:
         if not 0 <= number < size:
@@ -69,10 +57,7 @@ def check_numbers(ids: Iterable[int], size: int) -> list[int]:
 
 
 def normal_blanks(text: str) -> str:
-    """Return the text with every run of white space as one blank.
-
-    Defined in: book/translation/tokenizers.md
-    """
+    """Return the text with every run of white space as one blank."""
     return " ".join(text.split())
 
 
@@ -88,10 +73,7 @@ def _spacy_tokenizer(language: str) -> Callable[[str], Any]:
 
 
 def cut(text: str, language: str) -> list[tuple[str, bool]]:
-    """Cut a text into words: each with whether it is glued to the word before it.
-
-    Defined in: book/translation/tokenizers.md
-    """
+    """Cut a text into words: each with whether it is glued to the word before it."""
     document = _spacy_tokenizer(language)(normal_blanks(text))
     entries = []
     glued = False
@@ -113,8 +95,6 @@ class WordTokenizer:
 
     A vocabulary entry is a word and whether it is *glued* to the word before it, as
     the comma is: so the blanks can be put back.
-
-    Defined in: book/translation/tokenizers.md
     """
 
     def __init__(self, language: str, entries: Sequence[tuple[str, bool]]) -> None:
@@ -188,8 +168,6 @@ class BPETokenizer:
 
     Its first 256 entries after the special tokens are the bytes; each later entry joins
     two earlier ones. A blank before a word belongs to the word.
-
-    Defined in: book/translation/tokenizers.md
     """
 
     def __init__(self, merges: Sequence[tuple[str, str]], *, lowercase: bool = False) -> None:
@@ -310,8 +288,6 @@ def tokenizer_from_json(text: str) -> WordTokenizer | BPETokenizer:
 
     Raises:
         TokenizerError: If the text is damaged, or in a format that this version lacks.
-
-    Defined in: book/translation/tokenizers.md
     """
     try:
         data = json.loads(text)
@@ -331,10 +307,7 @@ def tokenizer_from_json(text: str) -> WordTokenizer | BPETokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
-    """Write a tokenizer; the file is there whole, or not at all.
-
-    Defined in: book/translation/tokenizers.md
-    """
+    """Write a tokenizer; the file is there whole, or not at all."""
     path = Path(path)
     part = path.with_name(path.name + ".part")
     try:
@@ -354,8 +327,6 @@ def load_tokenizer(path: str | Path) -> WordTokenizer | BPETokenizer:
 
     Raises:
         TokenizerError: If the file is missing or damaged.
-
-    Defined in: book/translation/tokenizers.md
     """
     try:
         return tokenizer_from_json(Path(path).read_text(encoding="utf-8"))

@@ -1,9 +1,11 @@
 """Write what follows from the chapters: the package and the paired notebooks.
 
-A chapter is a MyST notebook under ``book/``. Its cells tagged ``export`` become
-the module that its front matter names, and the whole chapter becomes a paired
-``.ipynb`` without outputs beside it. The same chapters always give the same
-bytes.
+A chapter is a MyST notebook under ``book/``. Where its front matter names a module,
+its cells tagged ``export`` become that module; and the whole chapter becomes a paired
+``.ipynb`` without outputs beside it. The same chapters always give the same bytes.
+
+The package has two kinds of modules. Those in the folders ``EXPORTED`` are written from
+chapters; those in the folders ``BY_HAND`` are ordinary modules.
 
 Usage::
 
@@ -30,24 +32,12 @@ from nbformat import NotebookNode
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "annotated_transformer"
 MARK = "# Written from "
-WIDTH = 100
+EXPORTED = ("model", "training", "translation", "results", "background", "engineering")
+BY_HAND = ("fast", "engine", "data", "interop", "cli")
 
 INIT = '''\
-"""The modules that the chapters in ``book/{part}/`` define."""
 {mark}the chapters in book/{part}/: edit them instead.
-'''
-
-MAIN = '''\
-"""Run the command line: ``python -m annotated_transformer``.
-
-The commands are defined in book/translation/command.md.
-"""
-# Written from book/_ext/export.py: edit it instead.
-
-from annotated_transformer.translation.command import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+"""The modules that the chapters in ``book/{part}/`` define."""
 '''
 
 
@@ -96,39 +86,6 @@ def export_cells(notebook: NotebookNode) -> list[str]:
     ]
 
 
-def with_origin(source: str, page: str) -> str:
-    """Append a line naming the chapter to the docstrings of a cell.
-
-    Args:
-        source: Python source of one cell.
-        page: The chapter's path, such as ``book/model/attention.md``.
-
-    Returns:
-        The source, in which the docstring of every function and class defined
-        at the top level ends in ``Defined in: <page>``.
-    """
-    # ast counts columns in bytes, and so does this.
-    lines = [line.encode() for line in source.splitlines(keepends=True)]
-    for node in reversed(ast.parse(source).body):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        if ast.get_docstring(node, clean=False) is None:
-            continue
-        text = node.body[0]
-        row, column = (text.end_lineno or 1) - 1, text.end_col_offset or 0
-        line = lines[row]
-        indent = b" " * text.col_offset
-        quotes = 3 if line[:column].endswith((b'"""', b"'''")) else 1
-        if quotes == 1:
-            raise ExportError(
-                f"the docstring of {node.name} needs triple quotes: the exporter adds a line to it"
-            )
-        start, end = line[: column - quotes].rstrip(), line[column - quotes :]
-        added = b"\n\n" if start else b"\n"
-        lines[row] = start + added + indent + f"Defined in: {page}\n".encode() + indent + end
-    return b"".join(lines).decode()
-
-
 def ruff(source: str, path: Path, root: Path) -> str:
     """Sort the imports of a module and format it."""
     for command in (["check", "--select=I", "--fix"], ["format"]):
@@ -150,45 +107,47 @@ def ruff(source: str, path: Path, root: Path) -> str:
 
 
 def checked_cells(chapter: Path, notebook: NotebookNode, root: Path) -> list[str]:
-    """Return the exported cells of a chapter, each parsed and with its origin."""
+    """Return the exported cells of a chapter, each parsed."""
     text = chapter.read_text(encoding="utf-8")
     page = chapter.relative_to(root).as_posix()
     cells = []
     for number, source in enumerate(export_cells(notebook), start=1):
         first = text[: max(text.find(source), 0)].count("\n") + 1
         try:
-            cells.append(with_origin(source, page))
+            ast.parse(source)
         except SyntaxError as error:
             line = first + (error.lineno or 1) - 1
             raise ExportError(
                 f"{page}:{line}: export cell {number} does not parse: {error.msg}"
             ) from None
-        except ExportError as error:
-            raise ExportError(f"{page}:{first}: export cell {number}: {error}") from None
+        cells.append(source)
     return cells
 
 
-def module(chapter: Path, notebook: NotebookNode, root: Path) -> tuple[Path, str]:
-    """Return the path and the source of the module that a chapter exports."""
+def module(chapter: Path, notebook: NotebookNode, root: Path) -> tuple[Path, str] | None:
+    """Return the path and the source of the module that a chapter exports, if it exports one."""
     page = chapter.relative_to(root).as_posix()
-    spec = notebook.metadata.get("export") or {}
+    spec = notebook.metadata.get("export")
+    if spec is None:
+        if export_cells(notebook):
+            raise ExportError(f"{page}: the front matter needs export: {{module: ..., doc: ...}}")
+        return None
     if not {"module", "doc"} <= set(spec):
         raise ExportError(f"{page}: the front matter needs export: {{module: ..., doc: ...}}")
     own = chapter.relative_to(root / "book").with_suffix("").as_posix()
-    if spec["module"] != ("__init__" if own == "index" else own):
+    if spec["module"] != own:
         raise ExportError(
             f"{page}: the front matter exports module {spec['module']}, "
             f"but the package mirrors the book: {own}"
         )
-    path = root / PACKAGE / f"{spec['module']}.py"
-    cells = checked_cells(chapter, notebook, root)
-    origin = f"Defined in the chapter *{title(notebook)}* ({page})."
-    if len(origin) > WIDTH:
-        origin = f"Defined in the chapter *{title(notebook)}*\n({page})."
-    head = f'"""{str(spec["doc"]).strip()}\n\n{origin}\n"""'
+    if "/" in own and own.split("/")[0] not in EXPORTED:
+        raise ExportError(f"{page}: modules are exported to {', '.join(EXPORTED)} only")
+    path = root / PACKAGE / f"{own}.py"
     note = f"{MARK}{page}: edit the chapter instead."
+    head = f'{note}\n"""{str(spec["doc"]).strip()}"""'
     try:
-        return path, ruff("\n\n".join([head, note, *cells]) + "\n", path, root)
+        source = "\n\n".join([head, *checked_cells(chapter, notebook, root)])
+        return path, ruff(source + "\n", path, root)
     except ExportError as error:
         raise ExportError(f"{page}: {error}") from None
 
@@ -220,27 +179,31 @@ def targets(selected: Sequence[Path], root: Path = ROOT) -> Iterator[tuple[Path,
         except Exception as error:
             page = chapter.relative_to(root).as_posix()
             raise ExportError(f"{page}: {error}") from None
-        path, source = module(chapter, notebook, root)
-        yield path, source
         yield chapter.with_suffix(".ipynb"), paired(notebook)
-        if (part := path.parent.relative_to(root / PACKAGE).as_posix()) != ".":
+        if (exported := module(chapter, notebook, root)) is None:
+            continue
+        yield exported
+        if (part := exported[0].parent.relative_to(root / PACKAGE).as_posix()) != ".":
             parts.add(part)
     for part in sorted(parts):
         yield (
             root / PACKAGE / part / "__init__.py",
             INIT.format(part=part, mark=MARK),
         )
-    yield root / PACKAGE / "py.typed", ""
-    if (root / "book/translation/command.md").exists():
-        yield root / PACKAGE / "__main__.py", MAIN
 
 
 def orphans(wanted: set[Path], root: Path) -> list[Path]:
-    """Return the modules and notebooks that no chapter defines any more."""
-    found = [
-        *(root / PACKAGE).rglob("*.py"),
-        *(p for p in (root / "book").rglob("*.ipynb") if ".ipynb_check" not in str(p)),
-    ]
+    """Return the modules and notebooks that a chapter should define, and none does.
+
+    These are all modules in the folders ``EXPORTED``, and any other that says it was written
+    from a chapter.
+    """
+    package = root / PACKAGE
+    found = [p for p in (root / "book").rglob("*.ipynb") if ".ipynb_check" not in str(p)]
+    for path in package.rglob("*.py"):
+        part = path.relative_to(package).parts[0]
+        if part in EXPORTED or path.read_text("utf-8").startswith(MARK):
+            found.append(path)
     return sorted(path for path in found if path not in wanted)
 
 
@@ -265,7 +228,7 @@ def run(selected: Sequence[Path], check: bool, root: Path = ROOT) -> list[str]:
                 path.write_text(content, encoding="utf-8", newline="\n")
     if not selected:
         for path in orphans(set(wanted), root):
-            generated = path.suffix == ".ipynb" or MARK in path.read_text("utf-8")
+            generated = path.suffix == ".ipynb" or path.read_text("utf-8").startswith(MARK)
             if generated and not check:
                 path.unlink()
                 report.append(f"removed {path.relative_to(root)}")

@@ -1,12 +1,11 @@
-"""The reference page: every exported module, in order, linked to its chapter."""
+"""The reference page: every module of the package, those of the chapters in their order."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 from docutils import nodes
-from export import PACKAGE, front_matter
+from export import MARK, PACKAGE, front_matter
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.domains import Domain
@@ -14,10 +13,6 @@ from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "book/reference/api"
-ORIGIN = re.compile(
-    r"(?P<before>Defined in: |Defined in the chapter )"
-    r"(?:\*[^*]+\*\s\()?\bbook/(?P<page>[\w/]+)\.md\b\)?"
-)
 
 
 def reading_order(toc: Path = ROOT / "_toc.yml") -> list[str]:
@@ -28,39 +23,36 @@ def reading_order(toc: Path = ROOT / "_toc.yml") -> list[str]:
     return [data["root"], *files]
 
 
-def modules() -> list[str]:
-    """Return the modules that the chapters export, in reading order."""
+def modules() -> list[tuple[str, str]]:
+    """Return each module with the chapter that defines it, or "" where it is written by hand.
+
+    Exported modules come first, in reading order.
+    """
     found = []
     for page in reading_order():
         path = ROOT / f"{page}.md"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if spec := front_matter(text).get("export"):
-            name = f"{PACKAGE}.{spec['module'].replace('/', '.')}"
-            found.append(name.removesuffix(".__init__"))
+            found.append((f"{PACKAGE}.{spec['module'].replace('/', '.')}", page))
+    known = {name for name, _ in found}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        hidden = path.name.startswith("_") or path.read_text(encoding="utf-8").startswith(MARK)
+        if name not in known and not hidden:
+            found.append((name, ""))
     return found
 
 
 def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
     """Append the documentation of each module to the reference page."""
-    if docname == PAGE:
-        for name in modules():
-            source[0] += (
-                f"\n## {name.removeprefix(PACKAGE + '.')}\n\n```{{eval-rst}}\n"
-                f".. automodule:: {name}\n   :members:\n   :show-inheritance:\n```\n"
-            )
-
-
-def link_origin(
-    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
-) -> None:
-    """Turn the last words of a docstring, which name its chapter, into a link."""
-
-    def link(match: re.Match[str]) -> str:
-        page = f"book/{match['page']}"
-        known = page in app.env.found_docs
-        return f"{match['before']}:doc:`/{page}`" if known else match[0]
-
-    lines[:] = ORIGIN.sub(link, "\n".join(lines)).split("\n")
+    if docname != PAGE:
+        return
+    for name, page in modules():
+        origin = f"Defined in {{doc}}`/{page}`.\n\n" if page else ""
+        source[0] += (
+            f"\n## {name.removeprefix(PACKAGE + '.')}\n\n{origin}```{{eval-rst}}\n"
+            f".. automodule:: {name}\n   :members:\n   :show-inheritance:\n```\n"
+        )
 
 
 def public_bases(
@@ -101,7 +93,6 @@ def always(
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.connect("source-read", add_modules)
-    app.connect("autodoc-process-docstring", link_origin, priority=900)
     app.connect("autodoc-process-bases", public_bases)
     app.connect("warn-missing-reference", quiet)
     app.connect("env-get-outdated", always)

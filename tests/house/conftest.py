@@ -46,11 +46,19 @@ def write(project: Path) -> Write:
     """Return a function that writes a chapter of (tags, source) cells."""
 
     def write_chapter(
-        page: str, *cells: tuple[str, str], module: str | None = None, text: str = ""
+        page: str,
+        *cells: tuple[str, str],
+        module: str | None = None,
+        text: str = "",
+        exports: bool = True,
     ) -> Path:
         path = project / "book" / f"{page}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        parts = [HEADER.format(module=page if module is None else module) + text]
+        header = HEADER.format(module=page if module is None else module)
+        if not exports:
+            start, end = header.index("export:"), header.index("---", 4)
+            header = header[:start] + header[end:]
+        parts = [header + text]
         for tags, source in cells:
             parts.append(f"```{{code-cell}}\n:tags: [{tags}]\n\n{source}\n```\n")
         path.write_text("\n".join(parts), encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import jupytext
 import yaml
 from execution import imports, plain
-from export import chapters, export_cells, tags
+from export import BY_HAND, EXPORTED, MARK, chapters, export_cells, tags
 from scoreboard import ScoreboardError, parse_tags
 
 PACKAGE = "annotated_transformer"
@@ -57,7 +57,7 @@ def disorder(root: Path) -> list[str]:
 
 
 def untidy(root: Path) -> list[str]:
-    """Every chapter exports, is in the table of contents, has its notebook."""
+    """Every chapter is in the table of contents, has its notebook, exports what it says."""
     order = reading_order(root)
     found = [
         f"{page} is in the table of contents twice"
@@ -73,10 +73,29 @@ def untidy(root: Path) -> list[str]:
         if page_of(path, root) not in order:
             found.append(f"{page_of(path, root)} is not in the table of contents")
     for chapter in chapters(root):
-        if not export_cells(jupytext.read(chapter)):
-            found.append(f"{page_of(chapter, root)} exports nothing")
+        notebook = jupytext.read(chapter)
+        if "export" in notebook.metadata and not export_cells(notebook):
+            found.append(f"{page_of(chapter, root)} says that it exports, and does not")
         if not chapter.with_suffix(".ipynb").exists():
             found.append(f"{page_of(chapter, root)} has no notebook")
+    return found
+
+
+def misplaced(root: Path) -> list[str]:
+    """A folder of the package holds modules of one kind: from chapters, or by hand."""
+    found = []
+    package = root / PACKAGE
+    for path in sorted(package.rglob("*.py")):
+        name, parts = path.relative_to(root), path.relative_to(package).parts
+        written = path.read_text(encoding="utf-8").startswith(MARK)
+        if len(parts) == 1:
+            continue
+        if parts[0] not in (*EXPORTED, *BY_HAND):
+            found.append(f"{name}: the package has no folder {parts[0]}")
+        elif written and parts[0] in BY_HAND:
+            found.append(f"{name} is written from a chapter")
+        elif not written and parts[0] in EXPORTED:
+            found.append(f"{name} is not written from a chapter")
     return found
 
 
