@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from annotated_transformer.model.attention import padding_mask, subsequent_mask
+from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
 from annotated_transformer.notation import BOS, EOS, PAD
 
 
@@ -31,27 +32,26 @@ def make_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]
 
 
 class Batch:
-    """A batch of sentence pairs, with masks (sections 3.2.3 and 5.1).
-
-    Attributes:
-        src: Source tokens ``(batch, m)``.
-        src_mask: ``(batch, 1, m)``, true at real tokens.
-        tgt: Decoder input ``(batch, n)``: the target without its last column.
-        tgt_y: What is to be predicted ``(batch, n)``: the target without its first column.
-        tgt_mask: ``(batch, n, n)``, true at real tokens that are not in the future.
-        ntokens: Number of target tokens to be predicted.
-        pad: Number of the padding token.
+    """Sentence pairs with their masks, as the model takes them (§3.2.3, §5.1).
 
     Args:
         src: Source tokens ``(batch, m)``.
         tgt: Target tokens ``(batch, n + 1)`` with begin and end symbols, or None.
-        pad: Number of the padding token.
+        pad: The padding token.
+
+    Attributes:
+        src: Source tokens ``(batch, m)``.
+        src_mask: ``(batch, 1, m)``, true at real tokens.
+        tgt: The decoder's input ``(batch, n)``: the target without its last column.
+        tgt_y: What is to be predicted ``(batch, n)``: the target without its first column.
+        tgt_mask: ``(batch, n, n)``, true at real tokens that are not in the future.
+        ntokens: Number of target tokens to be predicted.
     """
 
     tgt: Tensor
     tgt_y: Tensor
     tgt_mask: Tensor
-    ntokens: int
+    ntokens: int = 0
 
     def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = PAD) -> None:
         self.pad = pad
@@ -69,21 +69,17 @@ class Batch:
         return padding_mask(tgt, pad) & subsequent_mask(tgt.size(-1), tgt.device)
 
     @property
-    def src_keep(self) -> Tensor:
-        """Boolean ``(batch, m)``: the source tokens that count."""
-        return self.src != self.pad
+    def target(self) -> Tensor:
+        """The whole target ``(batch, n + 1)``, from its begin symbol to its end symbol."""
+        return torch.cat([self.tgt, self.tgt_y[:, -1:]], dim=1)
 
-    @property
-    def tgt_keep(self) -> Tensor:
-        """Boolean ``(batch, n)``: the target positions that have something to predict."""
-        return self.tgt_y != self.pad
-
-    def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device."""
-        tgt = None
-        if hasattr(self, "tgt"):
-            tgt = torch.cat([self.tgt, self.tgt_y[:, -1:]], dim=1).to(device)
-        return Batch(self.src.to(device), tgt, self.pad)
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Batch:
+        """Return the batch on a device; nothing is counted there again."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device, non_blocking=non_blocking))
+        return moved
 
 
 def _fill(

@@ -1,60 +1,79 @@
-# Written from book/training/loop.md: edit the chapter instead.
-"""Updates, accumulation and evaluation (section 5)."""
+"""One update of the weights, from one batch or several; and evaluation (§5)."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from annotated_transformer.background.seq2seq import Translator
+from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.training.regularization import linear_cross_entropy
 
 
 def batch_loss(
-    model: Translator, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
+    model: EncoderDecoder, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of a batch per target token, and its negative log-likelihood.
 
     Args:
-        model: Its rows of padding are not computed.
+        model: Any encoder and decoder.
         batch: Sentence pairs.
-        smoothing: ε of label smoothing.
-        tokens: Target tokens of the update that the batch is a part of; the batch's own
-            unless given.
+        smoothing: ε of label smoothing (§5.4).
+        tokens: Target tokens of the update that the batch is a part of; its own unless given.
 
     Returns:
-        The loss, to call ``backward`` on, and the summed negative log-likelihood in nats.
+        The loss, to call ``backward`` on; and the summed negative log-likelihood in nats, without
+        smoothing and without gradient.
     """
-    x = model.forward_packed(batch.src, batch.tgt, batch.src_keep, batch.tgt_keep)
-    gold = batch.tgt_y[batch.tgt_keep]  # (rows,)
-    scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
-    return linear_cross_entropy(x, model.projection, gold, smoothing, scale)
+    out = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (batch, n, d_model)
+    log_probs = model.generator(out).flatten(0, 1)  # (batch * n, vocab)
+    gold = batch.tgt_y.flatten()  # (batch * n,)
+    loss = F.cross_entropy(
+        log_probs, gold, ignore_index=batch.pad, label_smoothing=smoothing, reduction="sum"
+    )
+    nll = F.nll_loss(log_probs.detach(), gold, ignore_index=batch.pad, reduction="sum")
+    return loss / max(1, batch.ntokens if tokens is None else tokens), nll.double()
+
+
+LossFunction = Callable[..., tuple[Tensor, Tensor]]  # batch_loss, and the faster forms of it
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What an update, or several, came to."""
+    """What an update, or several, came to.
 
-    nll: float = 0.0  # summed negative log-likelihood, nats
-    tokens: int = 0  # target tokens
+    Attributes:
+        nll: Summed negative log-likelihood, in nats.
+        tokens: Target tokens.
+        seconds: Time that it took.
+        grad_norm: Norm of the latest gradient, before clipping.
+    """
+
+    nll: float = 0.0
+    tokens: int = 0
     seconds: float = 0.0
+    grad_norm: float = 0.0
 
-    def __add__(self, other: Progress) -> Progress:
+    def __add__(self, later: Progress) -> Progress:
         """Add up two stretches."""
         return Progress(
-            self.nll + other.nll, self.tokens + other.tokens, self.seconds + other.seconds
+            self.nll + later.nll,
+            self.tokens + later.tokens,
+            self.seconds + later.seconds,
+            later.grad_norm,
         )
 
     @property
     def loss(self) -> float:
-        """Negative log-likelihood per target token, nats."""
+        """Negative log-likelihood per target token, in nats."""
         return self.nll / max(1, self.tokens)
 
     @property
@@ -68,81 +87,199 @@ class Progress:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+class NonFiniteError(FloatingPointError):
+    """A loss or a gradient is NaN or infinite; the weights are as before.
+
+    Attributes:
+        loss: Of the update, per target token.
+        grad_norm: Norm of its gradient.
+        tokens: Its target tokens.
+    """
+
+    def __init__(self, loss: float, grad_norm: float, tokens: int, message: str = "") -> None:
+        self.loss, self.grad_norm, self.tokens = loss, grad_norm, tokens
+        what = f"the loss of an update of {tokens} tokens is {loss}"
+        if math.isfinite(loss):
+            what = f"the gradient norm of an update of {tokens} tokens is {grad_norm}"
+        super().__init__(message or f"{what}: lower the learning rate, or clip the gradient")
+
+
+class LossScale:
+    """A factor that keeps small gradients from vanishing in float16; here it is 1 for good."""
+
+    value = 1.0
+
+    def adapt(self, finite: bool) -> None:
+        """Change the factor after an update whose gradient was finite, or was not."""
+
+
+class World:
+    """The processes that train together: here, this one alone."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, *values: float) -> list[float]:
+        """Return the sums of numbers over all processes."""
+        return list(values)
+
+    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which gradients are not yet exchanged between processes."""
+        return contextlib.nullcontext()
+
+
+def accumulate_gradients(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    smoothing: float,
+    tokens: int,
+    *,
+    loss: LossFunction = batch_loss,
+    world: World = World(),
+    factor: float = 1.0,
+) -> tuple[float, float]:
+    """Add up the gradients of several batches; return their loss and negative log-likelihood.
+
+    Each loss is divided by the target tokens of the whole update, so that the sum of the gradients
+    is the gradient of all batches in one.
+    """
+    sums = torch.zeros(2, dtype=torch.float64)
+    for number, batch in enumerate(batches, 1):
+        waits = world.no_sync(model) if number < len(batches) else contextlib.nullcontext()
+        with waits:
+            value, nll = loss(model, batch, smoothing, tokens)
+            (value * factor).backward()
+        sums = sums.to(value.device) + torch.stack([value.detach().double(), nll])
+    total, nll_sum = world.sum(*sums.tolist())  # the one place that waits for the device
+    return total, nll_sum
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer, clip: float | None = None, factor: float = 1.0
+) -> float:
+    """Undo ``factor``, clip, and make the optimizer's step, if the gradient is finite.
+
+    Returns:
+        The norm of the gradient before clipping. If it is not finite, no weight has changed.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = grad_norm(parameters) / factor
+    shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-12))
+    if math.isfinite(norm):
+        if shrink != factor:
+            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], shrink / factor)
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+def grad_norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Return the norm of all gradients as one vector."""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
 def update(
-    model: Translator,
+    model: nn.Module,
     batches: Sequence[Batch],
     optimizer: torch.optim.Optimizer,
     schedule: LRScheduler | None = None,
     smoothing: float = 0.0,
+    *,
+    clip: float | None = None,
+    loss: LossFunction = batch_loss,
+    world: World = World(),
+    scale: LossScale | None = None,
 ) -> Progress:
-    """Make one update from ``batches``, as if they were one batch.
+    """Make one update from ``batches``, as if they and those of other processes were one batch.
+
+    Args:
+        model: What ``loss`` is called with.
+        batches: Of this process.
+        optimizer: Makes the step.
+        schedule: Sets the rate; it counts updates.
+        smoothing: ε of label smoothing.
+        clip: Largest gradient norm; any unless given.
+        loss: Computes the loss of a batch.
+        world: The processes that take part.
+        scale: Multiplies the loss for the backward pass. With one, an overflow is no error:
+            the result's ``grad_norm`` is not finite, and the weights are as before.
 
     Raises:
-        FloatingPointError: The loss is not a finite number; the weights are as before.
+        NonFiniteError: Loss or gradient are NaN or infinite; the weights are as before.
         ValueError: There is no target token to learn from.
     """
-    tokens = sum(batch.ntokens for batch in batches)
+    start, factor = time.perf_counter(), 1.0 if scale is None else scale.value
+    tokens = int(world.sum(sum(batch.ntokens for batch in batches))[0])
     if not tokens:
         raise ValueError("an update needs at least one target token")
-    start, total, nll = time.perf_counter(), 0.0, 0.0
-    for batch in batches:
-        loss, batch_nll = batch_loss(model, batch, smoothing, tokens)
-        loss.backward()
-        total += loss.item()
-        nll += batch_nll.item()
+    total, nll = accumulate_gradients(
+        model, batches, smoothing, tokens, loss=loss, world=world, factor=factor * world.size
+    )
     if not (math.isfinite(total) and math.isfinite(nll)):
         optimizer.zero_grad()
-        raise FloatingPointError(
-            f"the loss of an update of {tokens} tokens is {total}: lower the learning rate"
-        )
-    optimizer.step()
-    optimizer.zero_grad()
+        raise NonFiniteError(total, math.nan, tokens)
+    norm = take_step(optimizer, clip, factor)
+    if scale is not None:
+        scale.adapt(math.isfinite(norm))
+    elif not math.isfinite(norm):
+        raise NonFiniteError(total, norm, tokens)
     if schedule is not None:
         schedule.step()
-    return Progress(nll, tokens, time.perf_counter() - start)
+    return Progress(nll, tokens, time.perf_counter() - start, norm)
 
 
 def fit(
-    model: Translator,
+    model: nn.Module,
     batches: Iterable[Batch],
     optimizer: torch.optim.Optimizer,
     schedule: LRScheduler | None = None,
     *,
     smoothing: float = 0.1,
     accumulate: int = 1,
+    loss: LossFunction = batch_loss,
 ) -> Iterator[Progress]:
-    """Train on ``batches``, yielding after each update.
+    """Train on ``batches``, yielding what each update came to.
 
     Args:
         model: Is set to training mode before each update.
         batches: Sentence pairs.
-        optimizer: Makes the updates.
+        optimizer: Makes the steps.
         schedule: Sets the rate; it counts updates.
         smoothing: ε of label smoothing.
         accumulate: Batches that make one update; the last update takes what is left.
+        loss: Computes the loss of a batch.
     """
-    group: list[Batch] = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == accumulate:
-            model.train()
-            yield update(model, group, optimizer, schedule, smoothing)
-            group = []
-    if group:
+    stream = iter(batches)
+    while group := list(itertools.islice(stream, accumulate)):
         model.train()
-        yield update(model, group, optimizer, schedule, smoothing)
+        yield update(model, group, optimizer, schedule, smoothing, loss=loss)
 
 
 @torch.no_grad()
-def evaluate(model: Translator, batches: Iterable[Batch]) -> Progress:
-    """Return the negative log-likelihood of ``batches`` in evaluation mode."""
-    training = model.training
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    loss: LossFunction = batch_loss,
+    world: World = World(),
+) -> Progress:
+    """Return the negative log-likelihood of ``batches`` in evaluation mode.
+
+    Args:
+        model: What ``loss`` is called with; its mode is as before afterwards.
+        batches: Of this process.
+        loss: Computes the loss of a batch.
+        world: The processes whose sums are added.
+    """
+    training, start = model.training, time.perf_counter()
+    nll, tokens = torch.zeros((), dtype=torch.float64), 0
     model.eval()
-    start, nll, tokens = time.perf_counter(), 0.0, 0
     try:
         for batch in batches:
-            nll += batch_loss(model, batch)[1].item()
-            tokens += batch.ntokens
+            found = loss(model, batch, 0.0, 1)[1]
+            nll, tokens = nll.to(found.device) + found, tokens + batch.ntokens
     finally:
         model.train(training)
-    return Progress(nll, tokens, time.perf_counter() - start)
+    nll_sum, total = world.sum(float(nll), tokens)
+    return Progress(nll_sum, int(total), time.perf_counter() - start)

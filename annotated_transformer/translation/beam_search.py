@@ -4,21 +4,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from annotated_transformer.background.seq2seq import Translator
-from annotated_transformer.model.attention import subsequent_mask
+from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.model.multi_head import subsequent_mask
 from annotated_transformer.notation import BOS, EOS
-from annotated_transformer.translation.decoding import (
+from annotated_transformer.translation.greedy import (
+    StartSteps,
     output_limits,
+    readable_steps,
     round_up,
-    source_block,
+    source_batch,
     strip,
 )
-from annotated_transformer.translation.steps import CHUNK, start_steps
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -55,7 +57,7 @@ def _finished(tokens: list[int], log_probability: float, alpha: float) -> Hypoth
 
 @torch.no_grad()
 def beam_search_uncached(
-    model: Translator, source: list[int], *, beam: int, alpha: float, limit: int
+    model: EncoderDecoder, source: list[int], *, beam: int, alpha: float, limit: int
 ) -> list[Hypothesis]:
     """Search one sentence, computing every position again, until nothing is open.
 
@@ -69,7 +71,7 @@ def beam_search_uncached(
     Returns:
         The finished hypotheses, the best first; at most ``beam``.
     """
-    src, mask = source_block([source], model.projection.weight.device)
+    src, mask = source_batch([source], next(model.parameters()).device)
     memory = model.encode(src, mask)
     hypotheses: list[tuple[list[int], float]] = [([], 0.0)]
     done: list[Hypothesis] = []
@@ -78,7 +80,7 @@ def beam_search_uncached(
         for tokens, log_probability in hypotheses:
             ys = torch.tensor([[BOS, *tokens]], device=src.device)
             out = model.decode(memory, mask, ys, subsequent_mask(length, src.device))
-            following = model.projection(out[0, -1]).log_softmax(-1).tolist()  # (vocab,)
+            following = model.generator(out[0, -1]).tolist()  # (vocab,)
             candidates += [([*tokens, t], log_probability + p) for t, p in enumerate(following)]
         candidates.sort(key=lambda candidate: -candidate[1])
         hypotheses, kept = [], candidates[: beam - len(done)]
@@ -97,45 +99,22 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
 
     Args:
         logits: Of the next token ``(sentences, beam, vocab)``.
-        log_probs: Of each hypothesis so far ``(sentences, beam)``, in double precision; minus
-            infinity where there is none.
+        log_probs: Of each hypothesis so far ``(sentences, beam)``, float64; minus infinity where
+            there is none.
 
     Returns:
         As many continuations as hypotheses, each of shape ``(sentences, beam)``, the best first:
         log-probability, hypothesis, token.
     """
-    _, beam, size = logits.shape
-    tops = chunk_maxima(logits)  # (sentences, beam, chunks)
-    base = log_probs - log_total(logits, tops.amax(-1))  # (sentences, beam)
-    tops = tops + base.unsqueeze(2)
-    _, chunks = _first(tops.flatten(1), beam)
-    chunks = chunks.sort(-1).values.unsqueeze(2)  # equal candidates shall keep their order
-    row, start = chunks // tops.size(2), chunks % tops.size(2) * CHUNK
-    token = start + torch.arange(CHUNK, device=logits.device)  # (sentences, beam, CHUNK)
-    inside, token = token < size, token.clamp(max=size - 1)
-    place = (row * size + token).flatten(1)  # in the flattened (beam, vocab)
-    values = logits.flatten(1).gather(1, place).view(token.shape)
-    values = values + base.gather(1, row.squeeze(2)).unsqueeze(2)  # (sentences, beam, CHUNK)
-    log_probs, chosen = _first(values.masked_fill(~inside, -torch.inf).flatten(1), beam)
-    place = place.gather(1, chosen)
-    return log_probs, place // size, place % size
+    candidates = log_probs.unsqueeze(2) + logits.log_softmax(-1)  # (sentences, beam, vocab)
+    best, places = stable_topk(candidates.flatten(1), logits.size(1))
+    return best, places // logits.size(2), places % logits.size(2)
 
 
-def chunk_maxima(logits: Tensor) -> Tensor:
-    """Return the maximum of each chunk: ``(..., vocab)`` to ``(..., chunks)``."""
-    whole = logits.size(-1) // CHUNK
-    tops: Tensor = logits[..., : whole * CHUNK].unflatten(-1, (whole, CHUNK)).amax(-1)
-    if whole * CHUNK == logits.size(-1):
-        return tops
-    return torch.cat([tops, logits[..., whole * CHUNK :].amax(-1, keepdim=True)], -1)
+Continuations = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-def log_total(logits: Tensor, largest: Tensor) -> Tensor:
-    """Return ``logits.logsumexp(-1)``, given the maxima, by the faster kernel of log_softmax."""
-    return torch.maximum(largest - logits.log_softmax(-1).amax(-1), largest)
-
-
-def _first(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest of each row and their places; the earlier place first, if equal."""
     tops, places = values.topk(count)  # in any order, if equal
     least = tops[:, -1:]
@@ -172,9 +151,10 @@ class _Beams:
         bound = self.log_probs.amax(1) / self.divisors
         return (bound > self.beaten) & (self.limits > self.outputs.size(2))
 
-    def grow(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a step; return the parent and the newest token of each hypothesis."""
-        log_probs, parents, tokens = best_continuations(logits, self.log_probs)
+    def grow(
+        self, log_probs: Tensor, parents: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Take the best continuations; return the parent and the newest token of each hypothesis."""
         outputs = self.outputs.take_along_dim(parents.unsqueeze(2), 1)
         self.outputs = torch.cat([outputs, tokens.unsqueeze(2)], dim=2)
         rank = torch.arange(log_probs.size(1), device=log_probs.device)
@@ -206,7 +186,7 @@ class _Beams:
 
 @torch.no_grad()
 def beam_search(
-    model: Translator,
+    model: EncoderDecoder,
     sources: list[list[int]],
     *,
     beam: int = 4,
@@ -214,6 +194,8 @@ def beam_search(
     max_len: int | None = None,
     extra: int = 50,
     n_best: int = 1,
+    start: StartSteps = readable_steps,
+    continuations: Continuations = best_continuations,
 ) -> list[list[Hypothesis]]:
     """Translate sentences given as token numbers, batched, by beam search (section 6.1).
 
@@ -229,6 +211,8 @@ def beam_search(
         extra: An output has at most this many tokens more than its source, and never more than
             the model has positions.
         n_best: How many results for each sentence.
+        start: Encodes the sentences, and returns what decodes them.
+        continuations: Finds the best continuations.
 
     Returns:
         For each sentence its best hypotheses, the best first. They are ``n_best``, or fewer where
@@ -242,10 +226,10 @@ def beam_search(
     check_search(beam, alpha, n_best)
     if not sources:
         return []
-    src, mask = source_block(sources, model.projection.weight.device)
+    src, mask = source_batch(sources, next(model.parameters()).device)
     limits = output_limits(model, sources, max_len, extra)
     beams = _Beams(limits, beam, alpha, n_best, src.device)
-    steps = start_steps(model, src, mask, max(limits), beam)
+    steps = start(model, src, mask, beam)
     tokens = torch.full((len(sources), beam), BOS, device=src.device)
     while len(left := (going := beams.going()).nonzero()[:, 0]):
         if (size := round_up(len(left))) < len(going):  # finished sentences leave the batch
@@ -253,7 +237,8 @@ def beam_search(
             beams.select(left)
             steps.select(left)
             tokens = tokens[left]
-        parents, tokens = beams.grow(steps(tokens.flatten()).unflatten(0, tokens.shape))
+        logits = steps(tokens.flatten()).unflatten(0, tokens.shape)  # (sentences, beam, vocab)
+        parents, tokens = beams.grow(*continuations(logits, beams.log_probs))
         steps.follow(parents)
     if not all(beams.done):
         raise FloatingPointError("the model's outputs are not numbers: no output has a probability")

@@ -1,4 +1,3 @@
-# Written from book/training/speed.md: edit the chapter instead.
 """Float32 products and memory of this machine."""
 
 from __future__ import annotations

@@ -1,0 +1,143 @@
+"""Multi-head attention of packed rows, with the parameters of the readable module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from annotated_transformer.fast.packing import PackedMask
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+
+SHORT = 128  # keys; up to here, plain products through oneDNN beat the fused kernel
+
+
+def plain_is_faster(query: Tensor, key: Tensor) -> bool:
+    """Whether ``attention`` beats the fused kernel for these shapes, on this processor.
+
+    Under ``torch.set_float32_matmul_precision("medium")`` a CPU multiplies through oneDNN: fast
+    for the few large products of ``attention``, slow to start for the many small ones inside the
+    fused kernel. A single query, as in decoding, does not take that way.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    through_onednn = torch.get_float32_matmul_precision() != "highest"
+    short = query.size(-2) > 1 and key.size(-2) <= SHORT
+    return query.device.type == "cpu" and through_onednn and short
+
+
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Equal to ``attention(query, key, value, mask)[0]``, by the faster way at this size.
+
+    Args:
+        query: Shape ``(batch, heads, n, d_k)``.
+        key: Shape ``(batch, heads, m, d_k)``.
+        value: Shape ``(batch, heads, m, d_v)``.
+        mask: Boolean, broadcasts to ``(batch, heads, n, m)``; true = may attend.
+
+    Returns:
+        The weighted values ``(batch, heads, n, d_v)``.
+    """
+    if plain_is_faster(query, key):
+        return attention(query, key, value, mask)[0]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def linear(x: Tensor, *layers: nn.Module) -> Tensor:
+    """Apply linear layers side by side in one product: ``(..., in)`` to ``(..., sum of out)``.
+
+    Packed rows on a CPU are multiplied before the bias is added: that is faster there.
+    """
+    parts = cast(tuple[nn.Linear, ...], layers)
+    weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
+    bias = parts[0].bias if len(parts) == 1 else torch.cat([part.bias for part in parts])
+    if x.dim() == 2 and x.device.type == "cpu":
+        return torch.mm(x, weight.t()).add_(bias)
+    return F.linear(x, weight, bias)
+
+
+class _PackedAttention(torch.autograd.Function):
+    """Attention of packed rows ``(rows, 3 * h * d)``, or of rows to a memory's ``2 * h * d``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, memory: Tensor | None, mask: PackedMask, h: int) -> Tensor:
+        if memory is None:
+            q, k, v = mask.queries.split(x, 3, h)  # each (batch * h, length, d)
+        else:
+            (q,), (k, v) = mask.queries.split(x, 1, h), mask.keys.split(memory, 2, h)
+        bias = mask.bias(h, q.dtype)
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.size(-1) ** -0.5)
+        weights = scores.softmax(dim=-1)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.mask, ctx.h, ctx.own = mask, h, memory is None
+        return mask.queries.join(torch.bmm(weights, v).unsqueeze(0), h)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights = ctx.saved_tensors
+        mask, h, scale = ctx.mask, ctx.h, q.size(-1) ** -0.5
+        places = mask.queries.slices(1, h)[1]
+        g = grad.new_zeros(q.shape)
+        g.view(-1, q.size(-1)).index_copy_(0, places, grad.reshape(-1, q.size(-1)))
+        scores = torch.bmm(g, v.transpose(1, 2))  # the gradient of the weights, then of the scores
+        scores.sub_((scores * weights).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
+        keys_values = k.new_empty(2, *k.shape)
+        torch.bmm(scores.transpose(1, 2), q, out=keys_values[0])
+        torch.bmm(weights.transpose(1, 2), g, out=keys_values[1])
+        queries = torch.bmm(scores, k).unsqueeze(0)
+        if ctx.own:
+            return mask.queries.join(torch.cat([queries, keys_values]), h), None, None, None
+        return mask.queries.join(queries, h), mask.keys.join(keys_values, h), None, None
+
+
+def _drops(attn: MultiHeadedAttention) -> bool:
+    return attn.training and attn.dropout.p > 0
+
+
+def _packs(attn: MultiHeadedAttention, mask: PackedMask) -> bool:
+    """Whether rows are attended to without a detour over padded batches."""
+    short = mask.keys.shape[1] <= SHORT and mask.mask.device.type == "cpu"
+    return short and not _drops(attn) and attn.d_k == attn.d_v and mask.full
+
+
+def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMask) -> Tensor:
+    """Compute ``attn(x, memory, memory)`` of packed rows, from the same parameters.
+
+    Args:
+        attn: The readable module.
+        x: Queries ``(rows, d_model)``.
+        memory: Keys and values ``(other rows, d_model)``; ``x`` itself for self-attention.
+        mask: Who may attend to what, and how both are packed.
+
+    Returns:
+        ``(rows, d_model)``.
+    """
+    w_q, w_k, w_v, w_o = cast(Iterable[nn.Linear], attn.linears)
+    if x is memory:
+        queries, others = linear(x, w_q, w_k, w_v), None
+    else:
+        queries, others = linear(x, w_q), linear(memory, w_k, w_v)
+    if _packs(attn, mask):
+        y = _PackedAttention.apply(queries, others, mask, attn.h)  # type: ignore[no-untyped-call]
+        return linear(y, w_o)
+    sizes = [attn.h * attn.d_k, attn.h * attn.d_k, attn.h * attn.d_v]
+    if others is None:
+        q, k, v = mask.queries.unpack(queries).split(sizes, dim=-1)
+    else:
+        q = mask.queries.unpack(queries)
+        k, v = mask.keys.unpack(others).split(sizes[1:], dim=-1)
+    q, k, v = (part.unflatten(-1, (attn.h, -1)).transpose(1, 2) for part in (q, k, v))
+    each = mask.mask.unsqueeze(1)  # (batch, 1, 1 or n, m): the same for all heads
+    if _drops(attn):
+        y = attention(q, k, v, each, attn.dropout)[0]
+    else:
+        y = fused_attention(q, k, v, each)
+    return linear(mask.queries.pack(y.transpose(1, 2).flatten(2)), w_o)

@@ -1,0 +1,318 @@
+"""Decoding with KV caches: one position of many sentences at a time, on any device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from annotated_transformer.fast.linear import (
+    OnednnLinear,
+    PlainLinear,
+    float32_products,
+    most_probable,
+    prepared_linear,
+)
+from annotated_transformer.fast.model import FastModel, can_accelerate, normalize
+from annotated_transformer.fast.packing import PackedMask, Rows
+from annotated_transformer.fast.screen import WORTH, Screen, bytes_are_fast
+from annotated_transformer.model.architecture import (
+    DecoderLayer,
+    EncoderDecoder,
+    Generator,
+    SublayerConnection,
+)
+from annotated_transformer.model.embeddings import Embeddings, PositionalEncoding
+from annotated_transformer.model.feed_forward import PositionwiseFeedForward
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.translation.greedy import Steps, readable_steps
+
+ROOM = 16  # positions by which a full cache grows
+
+
+def attend_once(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
+    """Attention of few queries, for each sentence and head.
+
+    Args:
+        query: ``(pairs, beam, d_k)``, divided by the square root of ``d_k``; a pair is a
+            sentence and a head.
+        keys: ``(pairs, m, d_k)``.
+        values: ``(pairs, m, d_v)``.
+        hidden: Broadcasts to ``(pairs, beam, m)``: minus infinity at what must not be attended
+            to, else zero; something must be left.
+
+    Returns:
+        The weighted values ``(pairs, beam, d_v)``.
+    """
+    keys = keys.transpose(1, 2)
+    scores = torch.bmm(query, keys) if hidden is None else torch.baddbmm(hidden, query, keys)
+    return torch.bmm(scores.softmax(-1), values)
+
+
+def joined(*linears: nn.Module, scale: float = 1.0) -> PlainLinear:
+    """Put linear layers side by side; the outputs of the first are multiplied by ``scale``."""
+    layers = cast(tuple[nn.Linear, ...], linears)
+    factors = [scale] + [1.0] * (len(layers) - 1)
+    both = list(zip(layers, factors, strict=True))
+    weight = torch.cat([part.weight.detach() * factor for part, factor in both])
+    return prepared_linear(weight, torch.cat([p.bias.detach() * factor for p, factor in both]))
+
+
+class _LayerWeights:
+    """The weights of a decoder layer, as single positions want them."""
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        own = cast(MultiHeadedAttention, layer.self_attn)
+        source = cast(MultiHeadedAttention, layer.src_attn)
+        network = cast(PositionwiseFeedForward, layer.feed_forward)
+        self.own, self.source, self.pre = own, source, layer.norm == "pre"
+        self.norms = [c.norm for c in cast(Iterable[SublayerConnection], layer.sublayer)]
+        w_q, w_k, w_v, w_o = own.linears
+        self.project, self.mix = joined(w_q, w_k, w_v, scale=own.d_k**-0.5), joined(w_o)
+        w_q, w_k, w_v, w_o = source.linears
+        self.ask, self.mix_source = joined(w_q, scale=source.d_k**-0.5), joined(w_o)
+        self.remember = joined(w_k, w_v)
+        self.widen, self.narrow = joined(network.w_1), joined(network.w_2)
+
+    def before(self, i: int, x: Tensor) -> Tensor:
+        """Normalise the input of the sub-layer ``i``, with norms before the sub-layers."""
+        return normalize(self.norms[i], x) if self.pre else x
+
+    def after(self, i: int, x: Tensor) -> Tensor:
+        """Normalise the sum after the sub-layer ``i``, with norms after the sub-layers."""
+        return x if self.pre else normalize(self.norms[i], x)
+
+
+class _LayerCache:
+    """The KV cache of one layer, and its step."""
+
+    def __init__(self, weights: _LayerWeights, memory: Tensor, rows: Rows, beam: int) -> None:
+        self.weights, self.beam = weights, beam
+        own, h = weights.own, weights.source.h
+        both = rows.unpack(weights.remember(memory))  # (sentences, m, h * (d_k + d_v)), 0 at padding
+        sizes = [h * weights.source.d_k, h * weights.source.d_v]
+        k, v = (x.unflatten(2, (h, -1)).transpose(1, 2) for x in both.split(sizes, dim=-1))
+        self.source_keys, self.source_values = k.contiguous(), v.contiguous()  # (sentences, h, m, d)
+        shape = (len(k), own.h, 0, beam)  # of the target: (sentences, h, positions, beam, d)
+        self.keys, self.values = k.new_empty(*shape, own.d_k), v.new_empty(*shape, own.d_v)
+
+    def step(self, x: Tensor, position: int, past: Tensor | None, source: Tensor | None) -> Tensor:
+        """Decode ``x (rows, d_model)`` at a position; same shape."""
+        w = self.weights
+        x = w.after(0, w.mix.add(self.to_target(w.before(0, x), position, past), x))
+        x = w.after(1, w.mix_source.add(self.to_source(w.before(1, x), source), x))
+        return w.after(2, w.narrow.add(w.widen.relu(w.before(2, x)), x))
+
+    def to_target(self, x: Tensor, position: int, hidden: Tensor | None) -> Tensor:
+        """Attend to this position and those before it: ``(rows, h * d_v)``."""
+        own, end = self.weights.own, position + 1
+        sizes = [own.h * own.d_k, own.h * own.d_k, own.h * own.d_v]
+        q, k, v = (self.heads(part, own.h) for part in self.weights.project(x).split(sizes, dim=1))
+        if self.keys.size(2) < end:
+            self.keys, self.values = _longer(self.keys), _longer(self.values)
+        self.keys[:, :, position], self.values[:, :, position] = k, v
+        keys, values = (
+            block[:, :, :end].flatten(2, 3).flatten(0, 1) for block in (self.keys, self.values)
+        )
+        return self.rows(attend_once(q.flatten(0, 1), keys, values, hidden), own.h)
+
+    def to_source(self, x: Tensor, hidden: Tensor | None) -> Tensor:
+        """Attend to the source: ``(rows, h * d_v)``."""
+        h = self.weights.source.h
+        q = self.heads(self.weights.ask(x), h).flatten(0, 1)
+        keys, values = self.source_keys.flatten(0, 1), self.source_values.flatten(0, 1)
+        return self.rows(attend_once(q, keys, values, hidden), h)
+
+    def heads(self, x: Tensor, h: int) -> Tensor:
+        """Turn ``(rows, h * d)`` into ``(sentences, h, beam, d)``."""
+        return x.view(-1, self.beam, h, x.size(1) // h).transpose(1, 2)
+
+    def rows(self, x: Tensor, h: int) -> Tensor:
+        """Turn ``(sentences * h, beam, d)`` into ``(rows, h * d)``."""
+        return x.view(-1, h, self.beam, x.size(2)).transpose(1, 2).reshape(-1, h * x.size(2))
+
+    def select(self, sentences: Tensor, length: int) -> None:
+        """Keep the given sentences; ``length`` positions are in use."""
+        self.source_keys = self.source_keys.index_select(0, sentences)
+        self.source_values = self.source_values.index_select(0, sentences)
+        self.keys = _longer(self.keys[:, :, :length].index_select(0, sentences))
+        self.values = _longer(self.values[:, :, :length].index_select(0, sentences))
+
+
+def _longer(block: Tensor) -> Tensor:
+    """Copy ``block (sentences, h, positions, beam, d)`` into one with room for more positions."""
+    sentences, h, length, beam, d = block.shape
+    new = block.new_empty(sentences, h, length + ROOM, beam, d)
+    new[:, :, :length] = block
+    return new
+
+
+class DecoderWeights:
+    """The weights of a model's decoder, rearranged for steps of few rows.
+
+    Args:
+        model: One for which :func:`can_accelerate` holds.
+    """
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self.versions = _versions(model)
+        layers = cast(Iterable[DecoderLayer], cast(Any, model.decoder).layers)
+        self.layers = [_LayerWeights(layer) for layer in layers]
+        self.norm = cast(nn.Module, model.decoder.norm)
+        self.proj = cast(Generator, model.generator).proj
+        words, places = cast(nn.Sequential, model.tgt_embed)
+        self.embed, self.positions = cast(Embeddings, words), cast(PositionalEncoding, places).pe[0]
+
+    @cached_property
+    def generator(self) -> PlainLinear:
+        """What makes logits."""
+        return prepared_linear(self.proj.weight, self.proj.bias)
+
+    @cached_property
+    def screen(self) -> Screen:
+        """What finds the most probable token."""
+        return Screen(self.proj.weight, self.proj.bias)
+
+    def most_probable(self, x: Tensor) -> Tensor:
+        """Return the most probable tokens ``(rows,)`` after ``x (rows, d_model)``."""
+        large = isinstance(self.generator, OnednnLinear) and self.proj.weight.numel() >= WORTH
+        found = self.screen(x) if large and bytes_are_fast() else None
+        return most_probable(self.generator(x)) if found is None else found
+
+
+def _versions(model: EncoderDecoder) -> list[tuple[int, int]] | None:
+    """Return where the parameters lie, and PyTorch's counts of changes to them.
+
+    None where changes go uncounted: parameters made in inference mode.
+    """
+    parameters = list(model.parameters())
+    if any(p.is_inference() for p in parameters):
+        return None
+    return [(p.data_ptr(), p._version) for p in parameters]
+
+
+class CachedSteps(Steps):
+    """Steps of decoding with KV caches, equal to those of the readable layer.
+
+    Args:
+        decoder: Rearranged weights.
+        memory: The encoder's output, packed ``(rows, d_model)``.
+        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
+        beam: Hypotheses of each sentence.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self, decoder: DecoderWeights, memory: Tensor, src_mask: Tensor, beam: int = 1
+    ) -> None:
+        self.decoder, self.beam, self.length = decoder, beam, 0
+        rows = Rows(src_mask[:, 0])
+        self.layers = [_LayerCache(w, memory, rows, beam) for w in decoder.layers]
+        self.hidden = None if bool(src_mask.all()) else self._hide(src_mask, memory.dtype)
+        self.places = torch.zeros(  # where each hypothesis left its keys, by position
+            len(src_mask), beam, 0, dtype=torch.long, device=src_mask.device
+        )
+
+    def _hide(self, seen: Tensor, dtype: torch.dtype) -> Tensor:
+        """Make zeros, and minus infinity at what is not seen: ``(sentences * h, ...)``.
+
+        A sentence without a token hides nothing: its values are zeros, and so is their mean.
+        """
+        unseen = ~seen & seen.any(-1, keepdim=True)
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        hidden.masked_fill_(unseen, -math.inf)
+        return hidden.repeat_interleave(self.decoder.layers[0].own.h, 0)
+
+    def _past(self, dtype: torch.dtype) -> Tensor | None:
+        """Hide what other hypotheses left: ``(sentences * h, beam, positions * beam)``."""
+        if self.beam == 1:
+            return None
+        own = torch.arange(self.beam, device=self.places.device)
+        here = own.view(1, -1, 1).expand(len(self.places), -1, -1)  # now: each in its own place
+        self.places = torch.cat([self.places, here], dim=2)
+        return self._hide((self.places.unsqueeze(3) == own).flatten(2), dtype)
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``."""
+        with float32_products():
+            return self.decoder.generator(self._decode(tokens))
+
+    @torch.inference_mode()
+    def most_probable(self, tokens: Tensor) -> Tensor:
+        """Decode one position: tokens ``(rows,)`` to the most probable next ones ``(rows,)``."""
+        with float32_products():
+            return self.decoder.most_probable(self._decode(tokens))
+
+    def _decode(self, tokens: Tensor) -> Tensor:
+        """Decode tokens ``(rows,)``: ``(rows, d_model)``."""
+        x = self.decoder.embed(tokens) + self.decoder.positions[self.length]
+        x = x.to(self.layers[0].keys.dtype)
+        past = self._past(x.dtype)
+        for layer in self.layers:
+            x = layer.step(x, self.length, past, self.hidden)
+        self.length += 1
+        return normalize(self.decoder.norm, x)
+
+    @torch.inference_mode()
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+        if self.hidden is not None:
+            h = self.decoder.layers[0].own.h
+            self.hidden = self.hidden.unflatten(0, (-1, h))[sentences].flatten(0, 1)
+        self.places = self.places[sentences]
+        for layer in self.layers:
+            layer.select(sentences, self.length)
+
+    @torch.inference_mode()
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``; no key or value moves."""
+        self.places = self.places.take_along_dim(parents.unsqueeze(2), 1)
+
+
+_kept: WeakKeyDictionary[EncoderDecoder, DecoderWeights | None] = WeakKeyDictionary()
+
+
+@contextmanager
+def keep_decoder_weights(model: EncoderDecoder) -> Iterator[None]:
+    """Keep the rearranged weights of a model between calls, while its weights do not change."""
+    _kept[model] = None
+    try:
+        yield
+    finally:
+        _kept.pop(model, None)  # at the end of Python it may be gone already
+
+
+def _decoder_weights(model: EncoderDecoder) -> DecoderWeights:
+    """Return the rearranged weights, kept ones if there are any and nothing has changed."""
+    decoder, versions = _kept.get(model), _versions(model)
+    if decoder is None or versions is None or decoder.versions != versions:
+        decoder = DecoderWeights(model)
+        if model in _kept:
+            _kept[model] = decoder
+    return decoder
+
+
+@torch.no_grad()
+def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: int = 1) -> Steps:
+    """Encode sentences, without their padding, and return what decodes them.
+
+    Args:
+        model: In evaluation mode; one in training mode, with dropout at work, or one that
+            cannot be accelerated, is decoded by the readable layer.
+        src: Source tokens ``(sentences, m)``.
+        src_mask: Broadcasts to ``(sentences, 1, m)``, true (or nonzero) at real tokens.
+        beam: Hypotheses of each sentence.
+    """
+    mask = (src_mask != 0).expand(src.size(0), 1, -1)
+    if not can_accelerate(model) or any(module.training for module in model.modules()):
+        return readable_steps(model, src, mask, beam)
+    rows = Rows(mask[:, 0])
+    memory = FastModel(model).encode(src, PackedMask(mask, rows, rows))
+    return CachedSteps(_decoder_weights(model), memory, mask, beam)

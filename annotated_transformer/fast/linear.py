@@ -1,0 +1,97 @@
+"""Products for few rows: weights rearranged once, and the largest of many logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 64  # logits that are looked at together
+FEW = 32  # rows that oneDNN should expect; any number works
+
+
+@contextmanager
+def float32_products() -> Iterator[None]:
+    """Let products be float32's own, whatever ``set_float32_matmul_precision`` says."""
+    setting = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(setting)
+
+
+class PlainLinear:
+    """``x W^T + b``, on any device and in any precision.
+
+    Args:
+        weight: ``(outputs, inputs)``.
+        bias: ``(outputs,)``.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = weight.detach(), bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply ``x (rows, inputs)``: ``(rows, outputs)``."""
+        return F.linear(x, self.weight, self.bias)
+
+    def relu(self, x: Tensor) -> Tensor:
+        """Multiply, and set what is negative to zero."""
+        return self(x).relu_()
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Multiply, and add a residual ``(rows, outputs)``."""
+        return self(x).add_(residual)
+
+
+class OnednnLinear(PlainLinear):
+    """The same in one call to oneDNN, with the matrix rearranged once; float32 on a CPU."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__(weight, bias)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, FEW)
+
+    def _multiply(self, x: Tensor, then: str) -> Tensor:
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        y: Tensor = multiply(x, self.weight, self.bias, then, [], "")
+        return y
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply ``x (rows, inputs)``: ``(rows, outputs)``."""
+        return self._multiply(x, "none")
+
+    def relu(self, x: Tensor) -> Tensor:
+        """Multiply, and set what is negative to zero."""
+        return self._multiply(x, "relu")
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Multiply, and add a residual ``(rows, outputs)``."""
+        multiply = torch.ops.mkldnn._linear_pointwise.binary
+        y: Tensor = multiply(x, residual, self.weight, self.bias, "add")
+        return y
+
+
+def prepared_linear(weight: Tensor, bias: Tensor) -> PlainLinear:
+    """Return the faster of both for these parameters."""
+    cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+    known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return (OnednnLinear if cpu and known else PlainLinear)(weight, bias)
+
+
+def most_probable(logits: Tensor) -> Tensor:
+    """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, found in chunks: ``(rows,)``."""
+    size = logits.size(1)
+    chunks = size // CHUNK
+    if logits.device.type != "cpu" or chunks < 4:
+        return logits.argmax(-1)
+    tops = logits[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK)).amax(-1)  # (rows, chunks)
+    start: Tensor = tops.argmax(-1, keepdim=True) * CHUNK
+    found = start + logits.gather(1, start + torch.arange(CHUNK)).argmax(-1, keepdim=True)
+    if chunks * CHUNK < size:  # what the last chunk leaves
+        rest, place = logits[:, chunks * CHUNK :].max(-1, keepdim=True)
+        found = torch.where(rest > logits.gather(1, found), place + chunks * CHUNK, found)
+    return found.squeeze(1)

@@ -1,0 +1,166 @@
+"""Projection and cross-entropy in one, without all logits at once; the loss of a batch."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from annotated_transformer.fast.model import FastModel, can_accelerate, is_untouched
+from annotated_transformer.model.architecture import EncoderDecoder, Generator
+from annotated_transformer.training.batches import Batch
+from annotated_transformer.training.loop import batch_loss
+
+ROWS = 512  # rows of logits that are held at a time
+
+
+def product_type(x: Tensor) -> torch.dtype:
+    """Return the type in which products with ``x`` are computed: autocast may lower it."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Loss and gradients in one pass: logits of a chunk live only until the next one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        target: Tensor,
+        smoothing: float,
+        scale: float,
+        learn: bool,
+        low: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        size = weight.size(0)
+        plain = low == x.dtype
+        inner = scale if plain else 1.0  # small numbers would vanish in float16
+        matrix = weight.to(low)
+        grad_x, grad_w = torch.empty_like(x), torch.zeros_like(weight)
+        grad_b = torch.zeros_like(bias)
+        loss = x.new_zeros((), dtype=torch.float64)
+        nll = x.new_zeros((), dtype=torch.float64)
+        for start in range(0, x.size(0), ROWS):
+            gold = target[start : start + ROWS].unsqueeze(1)
+            rows = x[start : start + ROWS].to(low)
+            z = torch.addmm(bias, rows, matrix.t()) if plain else (rows @ matrix.t()) + bias
+            z -= z.amax(dim=1, keepdim=True)
+            right, total = z.gather(1, gold).double().sum(), z.sum(dim=1).double().sum()
+            z.exp_()
+            norm = z.sum(dim=1, keepdim=True)
+            log_norm = norm.double().log().sum()
+            nll += log_norm - right
+            loss += log_norm - (1 - smoothing) * right - smoothing / size * total
+            if not learn:
+                continue
+            # gradient of the logits: (softmax - smoothed target) * inner
+            z.mul_(inner / norm)
+            if smoothing:
+                z.sub_(inner * smoothing / size)
+            z.scatter_add_(1, gold, z.new_full(gold.shape, inner * (smoothing - 1)))
+            grad_b += z.sum(dim=0)
+            if plain:
+                torch.mm(z, weight, out=grad_x[start : start + ROWS])
+                grad_w.addmm_(z.t(), rows)
+            else:
+                z = z.to(low)
+                grad_x[start : start + ROWS] = z @ matrix
+                grad_w += z.t() @ rows  # added up in full precision
+        ctx.save_for_backward(grad_x, grad_w, grad_b)
+        ctx.outer = scale / inner
+        return (loss * scale).to(x.dtype), nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grads, factor = ctx.saved_tensors, grad * ctx.outer
+        if factor != 1:
+            grads = tuple(g * factor for g in grads)
+        return (*grads, None, None, None, None, None)
+
+
+def linear_cross_entropy(
+    x: Tensor, projection: nn.Linear, target: Tensor, smoothing: float = 0.0, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Project to the vocabulary and return the smoothed cross-entropy, summed and scaled.
+
+    Equal to ``scale * F.cross_entropy(projection(x), target, label_smoothing=smoothing,
+    reduction="sum")``; no more than ``ROWS`` rows of logits exist at a time, and the
+    gradient is computed on the way.
+
+    Args:
+        x: Decoder output ``(rows, d_model)``, without padding.
+        projection: From ``d_model`` to the vocabulary.
+        target: Token numbers ``(rows,)``.
+        smoothing: ε of label smoothing, spread over the whole vocabulary.
+        scale: Multiplies the loss, e.g. one over the tokens of the update.
+
+    Returns:
+        The loss, a scalar to call ``backward`` on; and the summed negative log-likelihood
+        in nats, float64, without smoothing or scale and without gradient.
+    """
+    low, learn = product_type(x), torch.is_grad_enabled()
+    with torch.autocast(x.device.type, enabled=False):  # it chooses its types itself
+        loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            x, projection.weight, projection.bias, target, smoothing, scale, learn, low
+        )
+    return loss, nll.detach()
+
+
+class FastLoss(nn.Module):
+    """The loss of a batch, by the fast layer where it can take the model over.
+
+    Equal to ``training.loop.batch_loss`` in value and gradient. What can be taken over is asked at
+    every call: a hook that is added later is heard.
+
+    Args:
+        model: Any encoder and decoder; its parameters are this module's.
+    """
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__()
+        self._readable = (model,)  # in a tuple: no second owner of the parameters
+        self.model: nn.Module = FastModel(model) if can_accelerate(model) else model
+
+    def train(self, mode: bool = True) -> FastLoss:
+        """Set the mode of the model."""
+        self._readable[0].train(mode)
+        return super().train(mode)
+
+    def forward(
+        self, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what ``training.loop.batch_loss`` returns."""
+        model = self._readable[0]
+        if not plain_generator(model):
+            return batch_loss(model, batch, smoothing, tokens)
+        keep = batch.tgt_y != batch.pad
+        if isinstance(self.model, FastModel) and can_accelerate(model):
+            x = self.model(batch.src, batch.tgt, batch.src_mask[:, 0], keep)
+        else:
+            x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)[keep]
+        gold = batch.tgt_y[keep]  # (rows,)
+        scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
+        projection = cast(Generator, model.generator).proj
+        return linear_cross_entropy(x, projection, gold, smoothing, scale)
+
+
+def plain_generator(model: EncoderDecoder) -> bool:
+    """Whether the model's generator is the readable one, without hooks."""
+    generator = model.generator
+    return type(generator) is Generator and is_untouched(generator)
+
+
+def fast_batch_loss(
+    model: nn.Module, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return what ``training.loop.batch_loss`` returns, by the fast layer where it can."""
+    found: tuple[Tensor, Tensor] = FastLoss(cast(EncoderDecoder, model))(batch, smoothing, tokens)
+    return found

@@ -1,0 +1,251 @@
+"""The Transformer on packed rows: what it can take over, and its forward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from annotated_transformer.fast.attention import attend, linear
+from annotated_transformer.fast.packing import PackedMask, Rows
+from annotated_transformer.model import multi_head
+from annotated_transformer.model.architecture import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderDecoder,
+    EncoderLayer,
+    Generator,
+    LayerNorm,
+    SublayerConnection,
+)
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.embeddings import (
+    Embeddings,
+    LearnedPositions,
+    PositionalEncoding,
+)
+from annotated_transformer.model.feed_forward import PositionwiseFeedForward
+from annotated_transformer.model.multi_head import MultiHeadedAttention, subsequent_mask
+
+KNOWN = (
+    *(EncoderDecoder, Encoder, Decoder, EncoderLayer, DecoderLayer, SublayerConnection, LayerNorm),
+    *(MultiHeadedAttention, PositionwiseFeedForward, Generator),
+    *(Embeddings, PositionalEncoding, LearnedPositions),
+    *(nn.Linear, nn.Dropout, nn.Embedding, nn.Identity, nn.ModuleList, nn.Sequential),
+)
+METHODS = {
+    (kind, name): method
+    for kind in KNOWN
+    for name, method in vars(kind).items()
+    if name in ("forward", "encode", "decode")
+}
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def can_accelerate(model: nn.Module) -> bool:
+    """Whether the fast layer computes what the model's own modules would.
+
+    It does not where a module is of another class, has hooks, or a ``forward`` of its own (as
+    ``torch.compile`` gives it), and where a method of a class, or ``attention``, was replaced.
+    """
+    return isinstance(model, EncoderDecoder) and is_untouched(model) and _is_standard(model)
+
+
+def is_untouched(part: nn.Module) -> bool:
+    """Whether all modules in ``part`` are of known classes, and do what these define."""
+    if vars(multi_head)["attention"] is not attention or _GLOBAL._global_forward_hooks:
+        return False
+    if any(vars(kind)[name] is not method for (kind, name), method in METHODS.items()):
+        return False
+    for module in part.modules():
+        own = vars(module)
+        changed = "forward" in own or own.get("_compiled_call_impl") is not None
+        if type(module) not in KNOWN or changed or any(own[hooks] for hooks in HOOKS):
+            return False
+    return not _GLOBAL._global_forward_pre_hooks
+
+
+_GLOBAL = torch.nn.modules.module
+
+
+def _is_standard(model: EncoderDecoder) -> bool:
+    """Whether the modules are put together as ``build_model`` does it."""
+    embeds = (model.src_embed, model.tgt_embed)
+    if not all(isinstance(x, nn.Sequential) and len(x) == 2 for x in embeds):
+        return False
+    pairs = [(model.encoder, Encoder), (model.decoder, Decoder), (model.generator, Generator)]
+    for words, places in cast(Iterable[Iterable[nn.Module]], embeds):
+        pairs += [(words, Embeddings), (places, PositionalEncoding)]
+    for stack, kind in ((model.encoder, EncoderLayer), (model.decoder, DecoderLayer)):
+        for layer in cast(Iterable[nn.Module], getattr(stack, "layers", ())):
+            pairs.append((layer, kind))
+            for name, part in layer.named_children():
+                if name in PARTS:
+                    pairs.append((part, PARTS[name]))
+    return all(isinstance(part, kind) for part, kind in pairs)
+
+
+PARTS: dict[str, type[nn.Module]] = {
+    "self_attn": MultiHeadedAttention,
+    "src_attn": MultiHeadedAttention,
+    "feed_forward": PositionwiseFeedForward,
+}
+
+
+LEVELS = 2**16  # steps of the dropping probability
+
+
+def keep_mask(x: Tensor, p: float) -> Tensor:
+    """Return a random boolean mask of the shape of ``x``, false with probability ``p``.
+
+    Sixteen random bits an element decide, so ``p`` is rounded to 1/65536. Uses the global generator.
+    """
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
+    bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
+    keep: Tensor = bits >= round(p * LEVELS) - LEVELS // 2
+    return keep
+
+
+def dropout(module: nn.Module, x: Tensor) -> Tensor:
+    """Apply an ``nn.Dropout``, with a cheap mask on a CPU."""
+    p = cast(nn.Dropout, module).p
+    if not module.training or p == 0:
+        return x
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(x, p)
+    kept = 1 - round(p * LEVELS) / LEVELS
+    return x * keep_mask(x, p).to(x.dtype).mul_(1 / kept)
+
+
+def normalize(norm: nn.Module, x: Tensor) -> Tensor:
+    """Apply a ``LayerNorm`` in one kernel; ``nn.Identity`` is the end of a post-norm stack."""
+    if isinstance(norm, LayerNorm):
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+    return x
+
+
+def residual(connection: nn.Module, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a :class:`SublayerConnection`."""
+    c = cast(SublayerConnection, connection)
+    if c.order == "pre":
+        return x + dropout(c.dropout, sublayer(normalize(c.norm, x)))
+    return normalize(c.norm, x + dropout(c.dropout, sublayer(x)))
+
+
+def feed_forward(network: nn.Module, x: Tensor) -> Tensor:
+    """Apply a :class:`PositionwiseFeedForward`; the ReLU is in place, which saves a block."""
+    n = cast(PositionwiseFeedForward, network)
+    return linear(dropout(n.dropout, F.relu_(linear(x, n.w_1))), n.w_2)
+
+
+def embed(stack: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Embed ``tokens (rows,)`` at ``positions (rows,)``: ``(rows, d_model)``.
+
+    Raises:
+        IndexError: A position is beyond the table.
+    """
+    table, encoding = cast(nn.Sequential, stack)
+    words, places = cast(Embeddings, table), cast(PositionalEncoding, encoding)
+    x = F.embedding(tokens, words.lut.weight) * math.sqrt(words.d_model)
+    return dropout(places.dropout, x + places.pe[0, positions].to(x.dtype))
+
+
+class FastEncoderLayer(nn.Module):
+    """An encoder layer on packed rows; its sub-modules are those of the readable layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        own = cast(EncoderLayer, layer)
+        self.self_attn = cast(MultiHeadedAttention, own.self_attn)
+        self.feed_forward, self.sublayer = own.feed_forward, own.sublayer
+
+    def forward(self, x: Tensor, mask: PackedMask) -> Tensor:
+        """Apply the layer to ``x (rows, d_model)``; same shape."""
+        x = residual(self.sublayer[0], x, lambda x: attend(self.self_attn, x, x, mask))
+        return residual(self.sublayer[1], x, lambda x: feed_forward(self.feed_forward, x))
+
+
+class FastDecoderLayer(nn.Module):
+    """A decoder layer on packed rows; its sub-modules are those of the readable layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        own = cast(DecoderLayer, layer)
+        self.self_attn = cast(MultiHeadedAttention, own.self_attn)
+        self.src_attn = cast(MultiHeadedAttention, own.src_attn)
+        self.feed_forward, self.sublayer = own.feed_forward, own.sublayer
+
+    def forward(self, x: Tensor, memory: Tensor, src: PackedMask, tgt: PackedMask) -> Tensor:
+        """Apply the layer to ``x (rows, d_model)``; same shape."""
+        x = residual(self.sublayer[0], x, lambda x: attend(self.self_attn, x, x, tgt))
+        x = residual(self.sublayer[1], x, lambda x: attend(self.src_attn, x, memory, src))
+        return residual(self.sublayer[2], x, lambda x: feed_forward(self.feed_forward, x))
+
+
+class FastStack(nn.Module):
+    """A stack of fast layers, and the norm at its end."""
+
+    def __init__(self, stack: nn.Module, kind: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        own = cast(Encoder, stack)
+        self.layers = nn.ModuleList(kind(layer) for layer in own.layers)
+        self.norm = own.norm
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        """Pass ``x (rows, d_model)`` through all layers; same shape."""
+        for layer in self.layers:
+            x = layer(x, *others)
+        return normalize(self.norm, x)
+
+
+class FastModel(nn.Module):
+    """A model for which :func:`can_accelerate` holds, on packed rows.
+
+    Its parameters, and their names in the state dict, are those of the model.
+    """
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__()
+        self.src_embed, self.tgt_embed = model.src_embed, model.tgt_embed
+        self.encoder = FastStack(model.encoder, FastEncoderLayer)
+        self.decoder = FastStack(model.decoder, FastDecoderLayer)
+        self.generator = model.generator
+
+    @property
+    def blocks(self) -> Iterable[nn.Module]:
+        """The layers of both stacks."""
+        return (*self.encoder.layers, *self.decoder.layers)
+
+    def encode(self, src: Tensor, mask: PackedMask) -> Tensor:
+        """Encode the rows of ``src (batch, m)`` that the mask lays out: ``(rows, d_model)``."""
+        rows = mask.queries
+        memory: Tensor = self.encoder(
+            embed(self.src_embed, src.flatten()[rows.index], rows.positions), mask
+        )
+        return memory
+
+    def forward(self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor) -> Tensor:
+        """Encode and decode; other positions than the kept ones are not computed at all.
+
+        Args:
+            src: Tokens ``(batch, m)``.
+            tgt: Tokens ``(batch, n)``.
+            src_keep: Boolean ``(batch, m)``, true at the tokens that count.
+            tgt_keep: Boolean ``(batch, n)``, likewise.
+
+        Returns:
+            ``(rows, d_model)``, in the order of ``tgt[tgt_keep]``.
+        """
+        source, target = Rows(src_keep), Rows(tgt_keep)
+        see_source = src_keep.unsqueeze(1)  # (batch, 1, m)
+        see_past = subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)
+        memory = self.encode(src, PackedMask(see_source, source, source))
+        x = embed(self.tgt_embed, tgt.flatten()[target.index], target.positions)
+        cross = PackedMask(see_source, target, source)
+        y: Tensor = self.decoder(x, memory, cross, PackedMask(see_past, target, target))
+        return y

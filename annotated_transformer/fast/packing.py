@@ -1,0 +1,131 @@
+"""Padded batches without their padding: rows of real tokens, and how they lie in the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Gather(torch.autograd.Function):
+    """Take rows; each is taken at most once, so the gradient is a plain scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.length = x.size(0)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.length, *grad.shape[1:]).index_copy_(0, index, grad), None
+
+
+class _Scatter(torch.autograd.Function):
+    """Put rows at their places among zeros; the gradient takes them back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, length: int) -> Tensor:
+        ctx.save_for_backward(index)
+        return x.new_zeros(length, *x.shape[1:]).index_copy_(0, index, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        return grad.index_select(0, index), None, None
+
+
+class Rows:
+    """Where the real tokens of a padded batch lie.
+
+    Args:
+        keep: Boolean ``(batch, length)``, true at real tokens.
+    """
+
+    def __init__(self, keep: Tensor) -> None:
+        self.shape = (keep.size(0), keep.size(1))
+        self.index = keep.flatten().nonzero().squeeze(1)  # (rows,)
+        self._slices: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of each row in its sentence, ``(rows,)``."""
+        return self.index % self.shape[1]
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Take the real rows of ``x (batch, length, ...)``: ``(rows, ...)``."""
+        packed: Tensor = _Gather.apply(x.flatten(0, 1), self.index)  # type: ignore[no-untyped-call]
+        return packed
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Put ``x (rows, ...)`` back into ``(batch, length, ...)``, zeros elsewhere."""
+        batch, length = self.shape
+        padded: Tensor = _Scatter.apply(x, self.index, batch * length)  # type: ignore[no-untyped-call]
+        return padded.view(batch, length, *x.shape[1:])
+
+    def slices(self, parts: int, h: int) -> tuple[Tensor, Tensor]:
+        """Number the slices of rows that are cut into ``parts`` of ``h`` heads each.
+
+        Returns:
+            For ``(parts, batch, h, length)``, the slice that belongs there, padding taking those
+            of the first row; and for ``(rows, parts, h)``, where each slice went. Both flat.
+        """
+        if (parts, h) not in self._slices:
+            (batch, length), device = self.shape, self.index.device
+            row = torch.zeros(batch * length, dtype=torch.long, device=device)
+            row[self.index] = torch.arange(len(self.index), device=device)
+            part = torch.arange(parts * h, device=device).view(parts, 1, h, 1)
+            taken = row.view(batch, 1, length) * (parts * h) + part  # (parts, batch, h, length)
+            place = torch.arange(taken.numel(), device=device).view_as(taken)
+            place = place.permute(1, 3, 0, 2).flatten(0, 1)[self.index]  # (rows, parts, h)
+            self._slices[parts, h] = taken.flatten(), place.flatten()
+        return self._slices[parts, h]
+
+    def split(self, x: Tensor, parts: int, h: int) -> Tensor:
+        """Cut ``x (rows, parts * h * d)`` into ``(parts, batch * h, length, d)``."""
+        batch, length = self.shape
+        d = x.size(1) // (parts * h)
+        y = x.reshape(-1, d).index_select(0, self.slices(parts, h)[0])
+        return y.view(parts, batch * h, length, d)
+
+    def join(self, y: Tensor, h: int) -> Tensor:
+        """Undo ``split``: ``(parts, batch * h, length, d)`` to ``(rows, parts * h * d)``."""
+        parts, d = y.size(0), y.size(3)
+        slices = y.reshape(-1, d).index_select(0, self.slices(parts, h)[1])
+        return slices.view(-1, parts * h * d)
+
+
+@dataclass(frozen=True)
+class PackedMask:
+    """A mask that also says how packed queries and keys lie in their batch.
+
+    Attributes:
+        mask: ``(batch, 1 or n, m)``, true = may attend.
+        queries: Layout of the queries.
+        keys: Layout of the keys.
+    """
+
+    mask: Tensor
+    queries: Rows
+    keys: Rows
+    _biases: dict[tuple[int, torch.dtype], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @cached_property
+    def full(self) -> bool:
+        """Whether there are queries, and each may attend to something."""
+        return len(self.queries.index) > 0 and bool(self.mask.any(dim=-1).all())
+
+    def bias(self, h: int, dtype: torch.dtype) -> Tensor:
+        """Return what to add to the scores ``(batch * h, n, m)``, kept for the next layer."""
+        if (h, dtype) not in self._biases:
+            bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            bias = bias.masked_fill_(~self.mask, torch.finfo(dtype).min).unsqueeze(1)
+            n, m = self.queries.shape[1], self.keys.shape[1]
+            self._biases[h, dtype] = bias.expand(-1, h, n, m).reshape(-1, n, m)
+        return self._biases[h, dtype]

@@ -1,0 +1,160 @@
+"""Greedy decoding's last product in bytes: rule tokens out, and compute the others exactly."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from timeit import repeat
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from annotated_transformer.fast.linear import CHUNK, FEW, float32_products, prepared_linear
+
+WORTH = 4_000_000  # elements of the matrix; a smaller one is multiplied as fast as screened
+
+
+class Screen:
+    """The most probable token, with exact logits of those tokens only that it could be.
+
+    A product of 8-bit integers, whose error has a bound, rules the others out. The result is that
+    of the product in float32, up to float32's own rounding.
+
+    Args:
+        weight: ``(vocab, d_model)``, float32 on a CPU.
+        bias: ``(vocab,)``; minus infinity forbids a token.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = weight.detach(), bias.detach()
+        missing = -len(weight) % CHUNK  # whole chunks, filled with tokens that cannot be
+        self.floor = F.pad(self.bias, (0, missing), value=-math.inf)
+        whole = torch.zeros(len(self.floor), weight.size(1), dtype=torch.int8)
+        self.scales, lost = torch.ones(len(self.floor)), torch.empty(len(weight))
+        for start in range(0, len(weight), 512):  # so many rows stay in the cache
+            part = slice(start, min(start + 512, len(weight)))
+            scale = byte_scale(self.weight[part], 1)
+            self.scales[part] = scale.squeeze(1)
+            whole[part], lost[part] = to_bytes(self.weight[part], scale)
+        self.bytes = torch.ops.onednn.qlinear_prepack(whole, [FEW, weight.size(1)])
+        self.zeros = torch.zeros_like(self.scales, dtype=torch.long)
+        self.lost = float(lost.max())
+        self.size = float(self.weight.norm(dim=1).max()) + self.lost
+
+    def rough(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiply ``x (rows, d_model)`` in bytes.
+
+        Returns:
+            Logits ``(rows, CHUNK, chunks)``, and how far they are off at most ``(rows,)``.
+        """
+        scale = byte_scale(x)
+        whole, lost = to_bytes(x, scale)
+        if len(x) == 1:
+            whole = whole.expand(2, -1)  # oneDNN 3.12 multiplies one row of 256 in a slow loop
+        y: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            *(whole, float(scale), 0),
+            *(self.bytes, self.scales, self.zeros, self.floor),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        sums = x.size(1) * 2.0**-22  # of what float32 itself rounds
+        error = x.norm(dim=1) * (self.lost + sums * self.size) + lost * self.size
+        return y[: len(x)].view(len(x), CHUNK, -1), error
+
+    def exact(self, x: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Compute logits of some tokens after some rows of ``x``: ``(n,)``."""
+        products = self.weight.index_select(0, tokens).mul_(x.index_select(0, rows)).sum(1)
+        return products.add_(self.bias.index_select(0, tokens))
+
+    def left(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Say which tokens are not ruled out after ``x (rows, d_model)``.
+
+        Returns:
+            The row and the number of each token, ``(n,)`` and ``(n,)``; or None where there are
+            too many, or numbers are not finite.
+        """
+        (rough, error), every = self.rough(x), torch.arange(len(x))
+        tops = rough.amax(1)  # (rows, chunks)
+        best = tops.argmax(1)
+        good = rough[every, :, best].argmax(1) * tops.size(1) + best  # not always the best one
+        least = self.exact(x, every, good.clamp_(max=len(self.bias) - 1)) - error
+        rows, chunks = (tops >= least.unsqueeze(1)).nonzero().unbind(1)
+        if len(chunks) > MOST * len(x) or not math.isfinite(least.sum()):
+            return None
+        near = rough[rows, :, chunks] >= least[rows].unsqueeze(1)  # (n, CHUNK)
+        which, places = near.nonzero().unbind(1)
+        return rows[which], places * tops.size(1) + chunks[which]
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """Find the best token for each of ``x (rows, d_model)``: ``(rows,)``.
+
+        Returns:
+            None where the whole product has to be computed.
+        """
+        if (left := self.left(x)) is None:
+            return None
+        return first_largest(self.exact(x, *left), *left)
+
+
+MOST = 16  # chunks for each sentence; with more, the whole product is as fast
+
+
+def byte_scale(x: Tensor, dim: int | None = None) -> Tensor:
+    """Return what 1 stands for, so that 127 stands for the largest of ``x`` (along ``dim``)."""
+    largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
+    return largest.div_(127).clamp_min_(torch.finfo(x.dtype).tiny)
+
+
+def to_bytes(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Round to integers, times a scale.
+
+    Args:
+        x: ``(rows, d)``.
+        scale: ``(rows, 1)``, or one for all.
+
+    Returns:
+        The integers ``(rows, d)``, in a byte each, and the norms of what they lose ``(rows,)``.
+    """
+    whole = (x / scale).round_()
+    return whole.to(torch.int8), (x - whole * scale).norm(dim=1)
+
+
+def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Return, for each row, the token of the largest value, and of several the first.
+
+    Args:
+        values: ``(n,)``, a few for each row.
+        rows: ``(n,)``, from 0 to the last row, each at least once.
+        tokens: ``(n,)``.
+    """
+    count, last = int(rows.max()) + 1, torch.iinfo(tokens.dtype).max
+    best = values.new_full((count,), -math.inf).scatter_reduce_(0, rows, values, "amax")
+    tied = tokens.where(values == best[rows], last)
+    return tokens.new_full((count,), last).scatter_reduce_(0, rows, tied, "amin")
+
+
+@cache
+def multiplies_bytes() -> bool:
+    """Whether oneDNN multiplies bytes on this processor, and sums do not overflow."""
+    if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return False
+    try:
+        rough, _ = Screen(torch.ones(CHUNK, 512), torch.zeros(CHUNK)).rough(torch.ones(FEW, 512))
+    except RuntimeError:
+        return False
+    return bool(((rough - 512).abs() < 0.01).all())
+
+
+@cache
+def bytes_are_fast() -> bool:
+    """Whether a product in bytes takes at most two thirds of the time here; measured once."""
+    if not multiplies_bytes():
+        return False
+    x, weight, bias = torch.ones(FEW, 512), torch.ones(4096, 512), torch.zeros(4096)
+    with float32_products(), torch.inference_mode():
+        whole, screen = prepared_linear(weight, bias), Screen(weight, bias)
+        slow, fast = (
+            min(repeat(product, number=1, repeat=7))
+            for product in (lambda: whole(x), lambda: screen.rough(x))
+        )
+    return fast <= slow * 2 / 3

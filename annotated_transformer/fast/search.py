@@ -1,0 +1,62 @@
+"""Greedy and beam search with the fast layer: KV caches, and the best of many logits in chunks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.fast.decoding import start_steps
+from annotated_transformer.fast.linear import CHUNK
+from annotated_transformer.translation import beam_search as beam
+from annotated_transformer.translation import greedy
+from annotated_transformer.translation.beam_search import stable_topk
+
+
+def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Equal to ``translation.beam_search.best_continuations``, without sorting all logits.
+
+    Only the chunks with the largest maxima can hold one of the best; only they are looked into.
+
+    Args:
+        logits: Of the next token ``(sentences, beam, vocab)``.
+        log_probs: Of each hypothesis so far ``(sentences, beam)``, float64; minus infinity where
+            there is none.
+
+    Returns:
+        Log-probability, hypothesis and token, each ``(sentences, beam)``, the best first.
+    """
+    _, width, size = logits.shape
+    tops = chunk_maxima(logits)  # (sentences, beam, chunks)
+    base = log_probs - log_total(logits, tops.amax(-1))  # (sentences, beam)
+    tops = tops + base.unsqueeze(2)
+    _, chunks = stable_topk(tops.flatten(1), width)
+    chunks = chunks.sort(-1).values.unsqueeze(2)  # equal candidates keep their order
+    row, start = chunks // tops.size(2), chunks % tops.size(2) * CHUNK
+    token = start + torch.arange(CHUNK, device=logits.device)  # (sentences, beam, CHUNK)
+    inside, token = token < size, token.clamp(max=size - 1)
+    place = (row * size + token).flatten(1)  # in the flattened (beam, vocab)
+    values = logits.flatten(1).gather(1, place).view(token.shape)
+    values = values + base.gather(1, row.squeeze(2)).unsqueeze(2)  # (sentences, beam, CHUNK)
+    log_probs, chosen = stable_topk(values.masked_fill(~inside, -torch.inf).flatten(1), width)
+    place = place.gather(1, chosen)
+    return log_probs, place // size, place % size
+
+
+def chunk_maxima(logits: Tensor) -> Tensor:
+    """Return the maximum of each chunk: ``(..., vocab)`` to ``(..., chunks)``."""
+    whole = logits.size(-1) // CHUNK
+    tops: Tensor = logits[..., : whole * CHUNK].unflatten(-1, (whole, CHUNK)).amax(-1)
+    if whole * CHUNK == logits.size(-1):
+        return tops
+    return torch.cat([tops, logits[..., whole * CHUNK :].amax(-1, keepdim=True)], -1)
+
+
+def log_total(logits: Tensor, largest: Tensor) -> Tensor:
+    """Return ``logits.logsumexp(-1)``, given the maxima, by the faster kernel of log_softmax."""
+    return torch.maximum(largest - logits.log_softmax(-1).amax(-1), largest)
+
+
+greedy_search = partial(greedy.greedy_search, start=start_steps)
+beam_search = partial(beam.beam_search, start=start_steps, continuations=best_continuations)

@@ -1,0 +1,230 @@
+"""Figure 1, from the outside in: encoder, decoder, layers, residuals, normalisation (§3, §3.1)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Norm = Literal["post", "pre"]
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder, a decoder, and what leads into and out of them (§3).
+
+    Args:
+        encoder: Maps embedded source tokens and their mask to the memory.
+        decoder: Maps embedded target tokens, memory and both masks to its output.
+        src_embed: Maps source tokens ``(batch, m)`` to vectors ``(batch, m, d_model)``.
+        tgt_embed: Likewise for the target.
+        generator: Maps the decoder's output to log-probabilities of the next token.
+    """
+
+    config: Any = None  # the sizes, where build_model has built it
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        src_embed: nn.Module,
+        tgt_embed: nn.Module,
+        generator: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.src_embed = src_embed
+        self.tgt_embed = tgt_embed
+        self.generator = generator
+
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
+    ) -> Tensor:
+        """Encode ``src (batch, m)``, decode ``tgt (batch, n)``: ``(batch, n, d_model)``."""
+        return self.decode(self.encode(src, src_mask), src_mask, tgt, tgt_mask)
+
+    def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
+        """Return the memory ``(batch, m, d_model)`` of ``src``; ``src_mask`` is ``(batch, 1, m)``."""
+        memory: Tensor = self.encoder(self.src_embed(src), src_mask)
+        return memory
+
+    def decode(
+        self, memory: Tensor, src_mask: Tensor | None, tgt: Tensor, tgt_mask: Tensor | None
+    ) -> Tensor:
+        """Decode ``tgt (batch, n)``, ``tgt_mask (batch or 1, n, n)``: ``(batch, n, d_model)``."""
+        x: Tensor = self.decoder(self.tgt_embed(tgt), memory, src_mask, tgt_mask)
+        return x
+
+
+class Generator(nn.Module):
+    """A linear projection to the vocabulary, and the logarithm of its softmax (§3.4)."""
+
+    def __init__(self, d_model: int, vocab: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(d_model, vocab)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x (..., d_model)`` to log-probabilities ``(..., vocab)``."""
+        return F.log_softmax(self.proj(x), dim=-1)
+
+
+def clones(module: nn.Module, N: int) -> nn.ModuleList:
+    """Return ``N`` identical layers, each with parameters of its own."""
+    return nn.ModuleList([copy.deepcopy(module) for _ in range(N)])
+
+
+class Encoder(nn.Module):
+    """A stack of ``N`` encoder layers (§3.1)."""
+
+    def __init__(self, layer: EncoderLayer, N: int) -> None:
+        super().__init__()
+        self.layers = clones(layer, N)
+        # With the norm inside the residual branch, nothing has normalised the last sum.
+        self.norm = LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Pass ``x (batch, m, d_model)`` through all layers; same shape."""
+        for layer in self.layers:
+            x = layer(x, mask)
+        x = self.norm(x)
+        return x
+
+
+class Decoder(nn.Module):
+    """A stack of ``N`` decoder layers (§3.1)."""
+
+    def __init__(self, layer: DecoderLayer, N: int) -> None:
+        super().__init__()
+        self.layers = clones(layer, N)
+        self.norm = LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
+
+    def forward(
+        self, x: Tensor, memory: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
+    ) -> Tensor:
+        """Pass ``x (batch, n, d_model)`` through all layers, with ``memory (batch, m, d_model)``."""
+        for layer in self.layers:
+            x = layer(x, memory, src_mask, tgt_mask)
+        x = self.norm(x)
+        return x
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a feed-forward network (§3.1).
+
+    Args:
+        size: Width ``d_model``.
+        self_attn: Called with query, key, value and mask.
+        feed_forward: Called with one tensor.
+        dropout: Probability of dropping an element of a sub-layer's output.
+        norm: Where the layer normalisation stands; see :class:`SublayerConnection`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        self_attn: nn.Module,
+        feed_forward: nn.Module,
+        dropout: float,
+        *,
+        norm: Norm = "post",
+    ) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.feed_forward = feed_forward
+        self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 2)
+        self.size, self.norm = size, norm
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Apply both sub-layers to ``x (batch, m, size)``; same shape."""
+        x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, mask))
+        x = self.sublayer[1](x, self.feed_forward)
+        return x
+
+
+class DecoderLayer(nn.Module):
+    """Masked self-attention, attention to the memory, a feed-forward network (§3.1).
+
+    Args:
+        size: Width ``d_model``.
+        self_attn: Called with query, key, value and mask.
+        src_attn: Likewise; its keys and values are the memory.
+        feed_forward: Called with one tensor.
+        dropout: Probability of dropping an element of a sub-layer's output.
+        norm: Where the layer normalisation stands; see :class:`SublayerConnection`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        self_attn: nn.Module,
+        src_attn: nn.Module,
+        feed_forward: nn.Module,
+        dropout: float,
+        *,
+        norm: Norm = "post",
+    ) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.src_attn = src_attn
+        self.feed_forward = feed_forward
+        self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 3)
+        self.size, self.norm = size, norm
+
+    def forward(
+        self, x: Tensor, memory: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
+    ) -> Tensor:
+        """Apply the three sub-layers to ``x (batch, n, size)``; same shape."""
+        x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, tgt_mask))
+        x = self.sublayer[1](x, lambda x: self.src_attn(x, memory, memory, src_mask))
+        x = self.sublayer[2](x, self.feed_forward)
+        return x
+
+
+class SublayerConnection(nn.Module):
+    """A residual connection around a sub-layer, with dropout and layer normalisation (§3.1, §5.4).
+
+    Args:
+        size: Width ``d_model``.
+        dropout: Probability of dropping an element of the sub-layer's output.
+        norm: ``"post"`` gives LayerNorm(x + Dropout(Sublayer(x))), as the paper prints it;
+            ``"pre"`` gives x + Dropout(Sublayer(LayerNorm(x))), as its later code computes it.
+    """
+
+    def __init__(self, size: int, dropout: float, *, norm: Norm = "post") -> None:
+        super().__init__()
+        self.norm = LayerNorm(size)
+        self.dropout = nn.Dropout(dropout)
+        self.order: Norm = norm
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply ``sublayer`` to ``x (batch, length, size)``, and add the result to ``x``."""
+        if self.order == "pre":
+            y: Tensor = x + self.dropout(sublayer(self.norm(x)))
+        else:
+            y = self.norm(x + self.dropout(sublayer(x)))
+        return y
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation (Ba et al., 2016): mean 0 and variance 1 at each position, rescaled.
+
+    Args:
+        features: Width of what is normalised.
+        eps: Added to the variance, so that a constant vector does not divide by zero.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x (..., features)`` over its last axis; same shape."""
+        centred = x - x.mean(-1, keepdim=True)
+        variance = centred.pow(2).mean(-1, keepdim=True)
+        return self.weight * centred / (variance + self.eps).sqrt() + self.bias

@@ -1,0 +1,215 @@
+"""Greedy decoding: the most probable token, one after the other (§3.1, §6.1)."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
+from annotated_transformer.notation import BOS, EOS, PAD
+
+
+@torch.no_grad()
+def greedy_decode(
+    model: EncoderDecoder, src: Tensor, src_mask: Tensor, max_len: int, start_symbol: int
+) -> Tensor:
+    """Decode by taking the most probable token at each step, all positions again at each.
+
+    Args:
+        model: In evaluation mode, else dropout is at work.
+        src: Source tokens ``(batch, m)``.
+        src_mask: ``(batch, 1, m)``, true at real tokens.
+        max_len: Tokens of each output, the start symbol included.
+        start_symbol: First token of every output.
+
+    Returns:
+        Tokens ``(batch, max_len)``; what follows an end symbol means nothing.
+    """
+    memory = model.encode(src, src_mask)
+    ys = torch.full((src.size(0), 1), start_symbol, dtype=src.dtype, device=src.device)
+    for _ in range(max_len - 1):
+        out = model.decode(memory, src_mask, ys, subsequent_mask(ys.size(1), ys.device))
+        ys = torch.cat([ys, model.generator(out[:, -1]).argmax(dim=-1, keepdim=True)], dim=1)
+    return ys
+
+
+class Steps(ABC):
+    """What decodes one more position of each hypothesis; searches know nothing else of a model."""
+
+    @abstractmethod
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Take the newest tokens ``(rows,)``; return logits of the next ones ``(rows, vocab)``."""
+
+    def most_probable(self, tokens: Tensor) -> Tensor:
+        """Take the newest tokens ``(rows,)``; return the most probable next ones ``(rows,)``."""
+        return self(tokens).argmax(-1)
+
+    @abstractmethod
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+
+    @abstractmethod
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``, numbers within a sentence."""
+
+
+def rows_of(sentences: Tensor, beam: int) -> Tensor:
+    """Return the rows of the hypotheses of ``sentences (s,)``: ``(s * beam,)``."""
+    places = torch.arange(beam, device=sentences.device)
+    return (sentences.unsqueeze(1) * beam + places).flatten()
+
+
+def rows_of_parents(parents: Tensor) -> Tensor:
+    """Return the rows of the hypotheses ``parents (sentences, beam)``: ``(sentences * beam,)``."""
+    first = torch.arange(0, parents.numel(), parents.size(1), device=parents.device)
+    return (first.unsqueeze(1) + parents).flatten()
+
+
+class PrefixSteps(Steps):
+    """Steps that read the whole output so far again each time: right for every model, and slow.
+
+    Args:
+        model: In evaluation mode.
+        memory: The encoder's output, one row a sentence.
+        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
+        beam: Hypotheses of each sentence.
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, memory: Tensor, src_mask: Tensor, beam: int = 1
+    ) -> None:
+        self.model, self.beam = model, beam
+        self.memory = memory.repeat_interleave(beam, 0)  # (rows, m, d_model)
+        self.src_mask = src_mask.repeat_interleave(beam, 0)
+        self.prefix = torch.zeros(len(self.memory), 0, dtype=torch.long, device=memory.device)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Decode one position: tokens ``(rows,)`` to log-probabilities ``(rows, vocab)``."""
+        self.prefix = torch.cat([self.prefix, tokens.unsqueeze(1)], 1)
+        past = subsequent_mask(self.prefix.size(1), tokens.device)
+        out = self.model.decode(self.memory, self.src_mask, self.prefix, past)
+        log_probs: Tensor = self.model.generator(out[:, -1])
+        return log_probs
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+        rows = rows_of(sentences, self.beam)
+        self.memory, self.src_mask = self.memory[rows], self.src_mask[rows]
+        self.prefix = self.prefix[rows]
+
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``; their source is the same."""
+        self.prefix = self.prefix[rows_of_parents(parents)]
+
+
+StartSteps = Callable[[EncoderDecoder, Tensor, Tensor, int], Steps]
+
+
+@torch.no_grad()
+def readable_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: int = 1) -> Steps:
+    """Encode sentences, and return what decodes them: the model's own steps, if it has some.
+
+    Args:
+        model: In evaluation mode.
+        src: Source tokens ``(sentences, m)``.
+        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
+        beam: Hypotheses of each sentence.
+    """
+    if start := getattr(model, "start_steps", None):
+        steps: Steps = start(src, src_mask, beam)
+        return steps
+    return PrefixSteps(model, model.encode(src, src_mask), src_mask, beam)
+
+
+@torch.no_grad()
+def greedy_search(
+    model: EncoderDecoder,
+    sources: list[list[int]],
+    max_len: int | None = None,
+    *,
+    extra: int = 50,
+    start: StartSteps = readable_steps,
+) -> list[list[int]]:
+    """Translate sentences given as token numbers, batched, each up to its end symbol.
+
+    Args:
+        model: In evaluation mode.
+        sources: Tokens of each sentence, without special symbols; may be empty.
+        max_len: Most tokens of an output, where it should be fewer than ``extra`` allows.
+        extra: An output has at most this many tokens more than its source (§6.1), and never more
+            than the model has positions.
+        start: Encodes the sentences, and returns what decodes them.
+
+    Returns:
+        Tokens of each output, without special symbols; the same whether sentences come together
+        or alone.
+
+    Raises:
+        IndexError: A source, with its end symbol, is longer than the model's positions.
+    """
+    if not sources:
+        return []
+    src, mask = source_batch(sources, next(model.parameters()).device)
+    limits = torch.tensor(output_limits(model, sources, max_len, extra), device=src.device)
+    ys = torch.full((len(src), int(limits.max()) + 1), PAD, device=src.device)
+    steps, token = start(model, src, mask, 1), torch.full_like(limits, BOS)
+    rows = torch.arange(len(src), device=src.device)  # sentences of the batch that is left
+    going = limits > 0
+    for step in range(ys.size(1) - 1):
+        left = going.nonzero()[:, 0]
+        if not len(left):
+            break
+        if (size := round_up(len(left))) < len(rows):  # finished sentences leave the batch
+            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
+            rows, token, going = rows[left], token[left], going[left]
+            steps.select(left)
+        token = steps.most_probable(token)
+        ys[rows, step] = token.where(going, PAD)
+        going = going & (limits[rows] > step + 1) & (token != EOS)
+    return [strip(row) for row in ys.tolist()]
+
+
+def round_up(count: int) -> int:
+    """Return the next number of the form 2^k or 3 * 2^k, at least ``count``: few batch sizes."""
+    power = 1 << max(0, count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def source_batch(sources: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Give sentences their end symbol and pad them; return tokens and mask ``(batch, 1, m)``."""
+    width = max(len(s) for s in sources) + 1
+    src = torch.tensor([[*s, EOS, *[PAD] * (width - len(s) - 1)] for s in sources], device=device)
+    return src, padding_mask(src, PAD)
+
+
+def max_positions(model: EncoderDecoder) -> int:
+    """Return the most positions that a sentence may have: the least ``max_len`` of the modules."""
+    found = (getattr(module, "max_len", None) for module in model.modules())
+    return min((most for most in found if isinstance(most, int)), default=sys.maxsize)
+
+
+def output_limits(
+    model: EncoderDecoder, sources: list[list[int]], max_len: int | None, extra: int
+) -> list[int]:
+    """Return how many tokens the output of each source may have.
+
+    Args:
+        model: Its positions are a limit for all outputs.
+        sources: Tokens of each sentence, without special symbols.
+        max_len: Another limit for all outputs; None if there is none.
+        extra: How many tokens an output may have more than its source.
+    """
+    most = max_positions(model) if max_len is None else min(max_len, max_positions(model))
+    return [max(0, min(most, len(s) + extra)) for s in sources]
+
+
+def strip(tokens: list[int]) -> list[int]:
+    """Return the tokens before the end symbol, without padding."""
+    end = tokens.index(EOS) if EOS in tokens else len(tokens)
+    return [t for t in tokens[:end] if t != PAD]
