@@ -1,0 +1,1 @@
+"""Where the text of a training run comes from."""
