@@ -288,6 +288,23 @@ def test_outputs_follow_from_the_records_of_every_folder(
     assert execution.key_of(other) == before[1]
 
 
+def test_outputs_follow_from_the_tables_of_a_module(
+    project: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "ROOT", project)
+    (project / "requirements.txt").touch()
+    folder = project / "annotated_transformer" / "data"
+    folder.mkdir(parents=True)
+    for name in ("__init__.py", "words.py", "words.tsv"):
+        (folder / name).touch()
+    reads = write("a", ("", "from annotated_transformer.data import words"))
+    other = write("b", ("", "x = 1"))
+    before = execution.key_of(reads), execution.key_of(other)
+    (folder / "words.tsv").write_text("noun\n")
+    assert execution.key_of(reads) != before[0]
+    assert execution.key_of(other) == before[1]
+
+
 def test_module_without_chapter_is_an_orphan(project: Path, write: Write) -> None:
     chapter = write("model/a", ("export", "X = 1"))
     write("model/b", ("export", "X = 1"))
