@@ -222,7 +222,7 @@ def test_a_method_replaced_in_a_class_is_run(monkeypatch):
 
 
 def test_an_attention_replaced_in_the_module_is_run(monkeypatch):
-    net, pairs = model(), batch(0)
+    net = model()
     monkeypatch.setattr(multi_head, "attention", lambda q, k, v, mask, dropout: (v * 0 + q, q))
     assert not can_accelerate(net)
 

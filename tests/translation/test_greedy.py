@@ -11,7 +11,6 @@ from annotated_transformer.model.multi_head import padding_mask
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import pad_sequences
-from annotated_transformer.translation.beam_search import beam_search
 from annotated_transformer.translation.greedy import (
     PrefixSteps,
     greedy_decode,
@@ -100,10 +99,10 @@ def test_an_output_without_end_is_as_long_as_allowed(positions, max_len, extra, 
     net = model(ends=-1e4, max_len=positions)
     net.generator.proj.bias.detach()[PAD] = -1e4  # which would be stripped
     short = min(written, 1 + extra)
-    found = greedy_search(net, [LONG, [4]], max_len, extra=extra)
+    found = search.greedy_search(net, [LONG, [4]], max_len, extra=extra)
     assert [len(output) for output in found] == [written, short]
     for beam in (1, 2):
-        every = beam_search(net, [LONG, [4]], beam=beam, max_len=max_len, extra=extra)
+        every = search.beam_search(net, [LONG, [4]], beam=beam, max_len=max_len, extra=extra)
         assert [len(best.tokens) for (best,) in every] == [written, short]
 
 
