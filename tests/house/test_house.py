@@ -15,11 +15,15 @@ import scoreboard
 from conftest import ROOT, Write
 
 CLAIMS = scoreboard.load_claims()
+PACKAGE = ROOT / "annotated_transformer"
 CORE = [
-    path
-    for path in sorted((ROOT / "annotated_transformer").rglob("*.py"))
-    if not {"translation", "results"} & set(path.parts)
-    and path.name not in ("figures.py", "__main__.py")
+    *sorted(
+        path
+        for part in ("model", "training", "background", "fast")
+        for path in (PACKAGE / part).rglob("*.py")
+    ),
+    *(PACKAGE / f"{name}.py" for name in ("__init__", "notation", "article")),
+    *(PACKAGE / f"translation/{name}.py" for name in ("greedy", "beam_search")),
 ]
 
 
