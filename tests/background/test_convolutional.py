@@ -20,12 +20,11 @@ from annotated_transformer.background.convolutional import (
     windows,
 )
 from annotated_transformer.fast.loss import fast_batch_loss
-from annotated_transformer.model.multi_head import subsequent_mask
+from annotated_transformer.model.transformer import build_model, tiny
+from annotated_transformer.notation import BOS, PAD
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import batch_loss
 from annotated_transformer.translation.greedy import PrefixSteps
-from annotated_transformer.model.transformer import build_model, tiny
-from annotated_transformer.notation import BOS, PAD
 
 VOCAB = 9
 seeds = st.integers(0, 2**31)
