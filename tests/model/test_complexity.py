@@ -223,7 +223,7 @@ def test_fused_kernel_of_a_cpu_is_not_counted():
 
     class Fused(nn.Module):
         def forward(self, x):
-            return F.scaled_dot_product_attention(x, x, x)
+            return F.scaled_dot_product_attention(*3 * [x.unsqueeze(1)])
 
     assert "pairs" not in operations(Fused(), x)  # why the chapter runs the plain form
     assert operations(SelfAttention(4), x)["pairs"] == 4 * 6 * 6 * 4
