@@ -40,8 +40,9 @@ class SelfAttention(nn.Module):
             mask: Boolean ``(batch or 1, 1 or n, n)``, true = may attend.
         """
         all_heads = None if mask is None else mask.unsqueeze(1)
-        y = self.attend(*self.heads.project(x, x, x), all_heads)
-        mixed: Tensor = self.heads.out_proj(y.transpose(1, 2).flatten(2))
+        *projections, mix = self.heads.linears
+        q, k, v = (w(x).unflatten(-1, (self.heads.h, -1)).transpose(1, 2) for w in projections)
+        mixed: Tensor = mix(self.attend(q, k, v, all_heads).transpose(1, 2).flatten(2))
         return mixed
 
 
