@@ -1,55 +1,54 @@
-"""The checks of the layers chapter notice broken parts, and its examples are right."""
+"""The checks of the chapter on the architecture notice broken parts; its examples are right."""
 
 import pytest
 import torch
 from torch import nn
 
-from annotated_transformer.model.layers import SublayerConnection
+from annotated_transformer.model.architecture import SublayerConnection
 from tests.claims import assert_claim_can_fail, run_claim
 
-CHAPTER = "model/layers"
+CHAPTER = "model/architecture"
+POST = "self.norm(x + self.dropout(sublayer(x)))"
+PRE = "x + self.dropout(sublayer(self.norm(x)))"
+OWN = "self.self_attn(x, x, x, tgt_mask)"
+CROSS = "self.src_attn(x, memory, memory, src_mask)"
+EPS = "(variance + self.eps).sqrt()"
 
 
 @pytest.mark.parametrize(
     ("claim", "old", "new"),
     [
-        ("3.3a", "F.relu_(self.w_1(x))", "self.w_1(x)"),
-        ("3.3a", "F.relu_(self.w_1(x))", "F.gelu(self.w_1(x))"),
-        ("3.3a", "F.relu_(self.w_1(x))", "F.relu_(self.w_1(x).cumsum(-2))"),
-        ("3.3a", "copy.deepcopy(module) for", "module for"),
-        ("3.3b", "second(first(x.mT).relu()).mT", "second(first(x.mT)).mT"),
-        ("3.3b", "F.relu_(self.w_1(x))", "F.relu_(self.w_1(x.roll(1, -2)))"),
-        ("3.3b", "F.relu_(self.w_1(x))", "F.relu_(self.w_1(x).detach() * 2 - self.w_1(x))"),
-        (
+        ("3.1b", POST, "self.norm(self.dropout(sublayer(x)))"),
+        ("3.1b", POST, "x + self.norm(sublayer(x))"),
+        ("3.1b", POST, "self.norm(x.detach() + sublayer(x))"),
+        ("3.1b", PRE, "self.norm(x) + self.dropout(sublayer(self.norm(x)))"),
+        ("3.1b", 'dropout: float, *, norm: Norm = "post"', 'dropout: float, *, norm: Norm = "pre"'),
+        ("3.1b", EPS, "(variance + 1e-2).sqrt()"),
+        ("3.1b", EPS, "(variance.sqrt() + self.eps)"),
+        ("3.1b", "centred.pow(2).mean(-1, keepdim=True)", "x.var(-1, keepdim=True)"),
+        ("3.1b", "self.weight * centred /", "self.weight.abs() * centred /"),
+        ("3.1b", OWN, OWN.replace("tgt_mask", "src_mask[:, :, :5]")),
+        ("3.1b", CROSS, CROSS.replace("src_mask", "src_mask | True")),
+        ("3.1b", CROSS, CROSS.replace("memory, memory", "memory, memory.detach()")),
+        (  # a sub-layer without its residual connection
             "3.1b",
-            "self.norm(x + self.dropout(sublayer(x)))",
-            "self.norm(self.dropout(sublayer(x)))",
+            "self.sublayer[0](x, lambda x: self.self_attn(x, x, x, mask))",
+            "self.sublayer[0].norm(self.self_attn(x, x, x, mask))",
         ),
-        ("3.1b", "self.norm(x + self.dropout(sublayer(x)))", "x + self.norm(sublayer(x))"),
-        ("3.1b", "self.norm(x + self.dropout(sublayer(x)))", "self.norm(x.detach() + sublayer(x))"),
-        ("3.1b", 'norm: Norm = "post"', 'norm: Norm = "pre"'),
-        ("3.1b", "self.norm = nn.LayerNorm(size)", "self.norm = nn.LayerNorm(size, eps=1e-2)"),
-        (
+        ("5.4a", POST, "self.norm(self.dropout(x + sublayer(x)))"),
+        ("5.4a", POST, "self.dropout(self.norm(x + sublayer(x)))"),
+        ("5.4a", PRE, "x + sublayer(self.dropout(self.norm(x)))"),
+        ("5.4a", "self.dropout = nn.Dropout(dropout)", "self.dropout = nn.Dropout(2 * dropout)"),
+        ("5.4a", "self.dropout = nn.Dropout(dropout)", "self.dropout = nn.Identity()"),
+        ("5.4a", POST, "self.norm(x + F.dropout(sublayer(x), self.dropout.p))"),
+        (  # not scaled
             "5.4a",
-            "self.norm(x + self.dropout(sublayer(x)))",
-            "self.norm(self.dropout(x + sublayer(x)))",
+            "self.dropout = nn.Dropout(dropout)",
+            "self.dropout = nn.Sequential(nn.Dropout(dropout), nn.Hardtanh())",
         ),
-        (
-            "5.4a",
-            "self.norm(x + self.dropout(sublayer(x)))",
-            "self.dropout(self.norm(x + sublayer(x)))",
-        ),
-        (
-            "5.4a",
-            "x + self.dropout(sublayer(self.norm(x)))",
-            "x + sublayer(self.dropout(self.norm(x)))",
-        ),
-        ("5.4a", "bits >= round(p * LEVELS)", "bits >= round(2 * p * LEVELS)"),
-        ("5.4a", "if not self.training or self.p == 0", "if self.p == 0"),
-        ("5.4a", ".mul_(1 / kept)", ".mul_(1.0)"),
     ],
 )
-def test_broken_layers_are_noticed(claim, old, new):
+def test_broken_architecture_is_noticed(claim, old, new):
     assert_claim_can_fail(CHAPTER, claim, old, new)
 
 
