@@ -15,12 +15,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from annotated_transformer.data.grammar import NOUNS as GRAMMAR_NOUNS
+from annotated_transformer.data.grammar import Pair
 from annotated_transformer.figures import SEQUENTIAL, canvas, live_heatmap
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.training.batches import make_batch
-from annotated_transformer.translation.grammar import LEXICON, Pair
 from annotated_transformer.translation.tokenizers import Tokenizer, cut, normal_blanks
 
 
@@ -329,7 +330,7 @@ def translations(pair: Pair) -> Links:
     return frozenset((j, i) for i, j in pair.alignment)
 
 
-NOUNS = frozenset(form for noun in LEXICON for form in (noun.english, noun.english_plural))
+NOUNS = frozenset(form for noun in GRAMMAR_NOUNS for form in (noun.english, noun.english_plural))
 
 
 def antecedents(pair: Pair) -> Links:

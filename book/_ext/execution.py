@@ -90,6 +90,7 @@ def key_of(chapter: Path) -> str:
         files.update((ROOT / PACKAGE).rglob("*.py"))
     if "results" in code:
         files.update((ROOT / "results").rglob("*.json"))
+    files |= {table for file in files for table in file.parent.glob("*.tsv")}  # read by its code
     digest = hashlib.sha256("\0".join(cells).encode())
     for path in sorted(files):
         digest.update(path.relative_to(ROOT).as_posix().encode())

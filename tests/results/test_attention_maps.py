@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.collections import QuadMesh
 
+from annotated_transformer.data.grammar import Coreference, Pair, grammar_pairs
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import BOS, EOS
@@ -50,7 +51,6 @@ from annotated_transformer.results.attention_maps import (
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.loop import batch_loss
 from annotated_transformer.translation.decoding import greedy_decode, greedy_search
-from annotated_transformer.translation.grammar import Coreference, Pair, grammar_pairs
 from annotated_transformer.translation.steps import packed
 from annotated_transformer.translation.tokenizers import BPETokenizer
 

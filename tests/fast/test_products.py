@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from annotated_transformer.training import speed
-from annotated_transformer.training.speed import (
+from annotated_transformer.fast import products as speed
+from annotated_transformer.fast.products import (
     TOLERANCE,
     Products,
     choose_products,

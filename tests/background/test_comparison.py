@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annotated_transformer.results.comparison import price
+from annotated_transformer.background.comparison import price
 from tests import claims
 
-CHAPTER = "results/comparison"
+CHAPTER = "background/comparison"
 losses = st.lists(st.floats(0.1, 9), min_size=1, max_size=6)
 
 

@@ -1,4 +1,4 @@
-# Written from book/results/comparison.md: edit the chapter instead.
+# Written from book/background/comparison.md: edit the chapter instead.
 """Recurrent, convolutional and Transformer models on one text (section 6.1)."""
 
 from __future__ import annotations
