@@ -1,0 +1,1 @@
+"""What keeps a long run alive: options, trainer, state, checkpoints, precision, journal."""
