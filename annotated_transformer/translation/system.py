@@ -31,6 +31,9 @@ from tqdm import tqdm
 from annotated_transformer import __version__
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
+from annotated_transformer.engine.devices import mfu, peak_flops
+from annotated_transformer.engine.journal import Journal
+from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import PRESETS, ModelConfig, count_parameters
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
 from annotated_transformer.training.distributed import (
@@ -41,12 +44,6 @@ from annotated_transformer.training.distributed import (
     update_together,
 )
 from annotated_transformer.training.loop import Progress, evaluate
-from annotated_transformer.training.monitoring import (
-    Journal,
-    batch_flops,
-    peak_flops,
-    share_of_peak,
-)
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 from annotated_transformer.training.precision import (
     Arithmetic,
@@ -559,7 +556,7 @@ def log_line(window: Mapping[str, float], peak: float | None) -> dict[str, float
         "seconds": seconds,
         "tokens_per_second": made.speed,
         "flops_per_second": flops / seconds if flops and seconds else None,
-        "share_of_peak": share_of_peak(flops, seconds, peak) if flops else None,
+        "share_of_peak": mfu(flops, seconds, peak) if flops else None,
         "skipped": window["skipped"],
     }
 
@@ -851,7 +848,7 @@ class Run:
         vocabulary = len(self.system.tokenizers[1])
         config, flops = self.system.config, 0
         if isinstance(config, ModelConfig):  # of the others there is no count
-            flops = batch_flops(config, vocabulary, *sizes.T.tolist())
+            flops = training_flops(config, vocabulary, *sizes.T.tolist())
         state["update_seconds"] += made.seconds
         state["tokens"] += made.tokens
         state["flops"] += flops

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from annotated_transformer.training.monitoring import read_journal
+from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.translation.checkpoints import load_tensors, trainings
 
 PROGRAM = '''

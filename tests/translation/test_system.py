@@ -20,9 +20,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.notation import EOS
 from annotated_transformer.training.loop import evaluate
-from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.training.optimizer import make_adam, rate
 from annotated_transformer.training.precision import NonFiniteError
 from annotated_transformer.translation import checkpoints
