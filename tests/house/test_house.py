@@ -18,7 +18,7 @@ CLAIMS = scoreboard.load_claims()
 CORE = [
     path
     for path in sorted((ROOT / "annotated_transformer").rglob("*.py"))
-    if not {"translation", "results"} & set(path.parts)
+    if not {"translation", "results", "data"} & set(path.parts)
     and path.name not in ("figures.py", "__main__.py")
 ]
 

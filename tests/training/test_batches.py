@@ -138,8 +138,8 @@ def test_batches_are_those_of_the_rule(lengths, budget):
 
 
 @given(LENGTHS, st.integers(60, 100), st.integers(1, 3), st.integers(0, 5))
-def test_pools_are_sorted_and_nothing_else(lengths, budget, pool, seed):
-    """Joined in the order in which they were cut, the batches are pools of a shuffled text."""
+def test_a_batch_is_a_part_of_a_sorted_pool(lengths, budget, pool, seed):
+    """A batch is sorted, and not larger than a pool."""
     batches = listed(token_batches(lengths, budget, pool=pool, seed=seed))
     for batch in batches:
         widths = [max(lengths[i]) for i in batch]
