@@ -24,6 +24,10 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
+from annotated_transformer.data.cleaning import stream_lines
+from annotated_transformer.data.overlap import corpus_warnings
+from annotated_transformer.data.prepare import Files, check_preparation, prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
 from annotated_transformer.engine.devices import describe_rate
 from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.engine.log_figure import log_figure
@@ -41,7 +45,6 @@ from annotated_transformer.translation.checkpoints import (
     trainings,
     write_atomically,
 )
-from annotated_transformer.translation.cleaning import stream_lines
 from annotated_transformer.translation.corpora import (
     CORPORA,
     ParallelText,
@@ -58,14 +61,6 @@ from annotated_transformer.translation.evaluation import (
     paired_bootstrap,
     protocols,
     score,
-)
-from annotated_transformer.translation.shards import (
-    Files,
-    Preparation,
-    Prepared,
-    check_preparation,
-    prepare,
-    remarks,
 )
 from annotated_transformer.translation.system import (
     RECIPES,
@@ -187,8 +182,8 @@ class Train:
         else:
             train, valid = self.load("train"), self.load("val")
         if options.corpus != "grammar":  # its short sentences recur by chance
-            for remark in remarks(train, {"val": valid}):
-                say(remark)
+            for warning in corpus_warnings(train, {"val": valid}):
+                say(warning)
         return (train if options.size is None else train.head(options.size)), valid
 
     def own_texts(self) -> tuple[ParallelText, ParallelText]:
@@ -260,7 +255,7 @@ class Train:
         options = run.options
         if isinstance(texts, Prepared):
             split = test_split(texts)
-            test = texts.lines(split)
+            test = texts.text(split)
         else:
             split = TEST.get(options.corpus, "val")
             test = self.load(split) if options.corpus in TEST else texts[1]
@@ -487,7 +482,7 @@ class Evaluate:
             own, its = ("-".join(x.languages) for x in (system, corpus))
             if own != its:
                 raise UsageError(f"--prepared {self.prepared}: is {its}, the system {own}")
-            return corpus.lines(self.split or test_split(corpus))
+            return corpus.text(self.split or test_split(corpus))
         name = self.corpus or system.training.get("options", {}).get("corpus", "none")
         if name == "prepared":
             raise UsageError(f"{self.model}: its corpus was prepared; give --prepared FOLDER")
@@ -729,12 +724,12 @@ class Prepare:
                 options,
                 workers=self.workers,
                 progress=not self.quiet,
-                say=say,
+                log=say,
             )
         except KeyboardInterrupt:
             say(f"{NAME}: interrupted; the same command goes on from there")
             return 130
-        say(f"{len(corpus.text('train'))} sentence pairs in {self.out}; train with --prepared")
+        say(f"{len(corpus.tokens('train'))} sentence pairs in {self.out}; train with --prepared")
         return 0
 
 

@@ -13,29 +13,29 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
 from annotated_transformer import __version__
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
+from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.devices import mfu, peak_flops
 from annotated_transformer.engine.journal import Journal
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import PRESETS, ModelConfig, count_parameters
-from annotated_transformer.training.batches import Batch, make_batch, token_batches
+from annotated_transformer.training.batches import Batch, token_batches
 from annotated_transformer.training.distributed import (
     World,
     evaluate_together,
@@ -79,7 +79,6 @@ from annotated_transformer.translation.checkpoints import (
 from annotated_transformer.translation.corpora import ParallelText
 from annotated_transformer.translation.decoding import greedy_search
 from annotated_transformer.translation.downloads import CorpusError
-from annotated_transformer.translation.shards import Prepared, ShardedText
 from annotated_transformer.translation.steps import packed
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
@@ -89,7 +88,6 @@ from annotated_transformer.translation.tokenizers import (
 )
 
 Ids = list[list[int]]
-Numbers: TypeAlias = Sequence[int] | NDArray[np.unsignedinteger[Any]]  # of sentence pairs
 
 
 class UsageError(ValueError):
@@ -322,34 +320,6 @@ def other_config(options: Training) -> Architecture:
     return RecurrentConfig(ATTENTION[options.model], **sizes)
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Sentence pairs as token numbers, without special symbols."""
-
-    source: Ids
-    target: Ids
-    lines: Sequence[int] = ()  # where each pair stands in its files, from 1
-
-    def lengths(self) -> list[tuple[int, int]]:
-        """Source and target length of each pair, special symbols included."""
-        return [(len(s) + 1, len(t) + 1) for s, t in zip(self.source, self.target, strict=True)]
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self.source)
-
-    def batch(self, numbers: Iterable[int]) -> Batch:
-        """Make a batch of the pairs with these numbers."""
-        numbers = list(numbers)
-        return make_batch([self.source[i] for i in numbers], [self.target[i] for i in numbers])
-
-    def order(
-        self, max_tokens: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True
-    ) -> list[list[int]]:
-        """Group the pairs into batches, see ``token_batches``."""
-        return token_batches(self.lengths(), max_tokens, seed=seed, epoch=epoch, shuffle=shuffle)
-
-
 def learn_tokenizers(
     text: ParallelText | Prepared, options: Training
 ) -> tuple[Tokenizer, Tokenizer]:
@@ -370,7 +340,7 @@ def learn_tokenizers(
 
 def encode(
     text: ParallelText, tokenizers: tuple[Tokenizer, Tokenizer], options: Training
-) -> Encoded:
+) -> TokenPairs:
     """Turn sentence pairs into token numbers.
 
     Raises:
@@ -392,13 +362,14 @@ def encode(
     if not keep:
         raise CorpusError(f"{text.name} {text.split}: no sentence is left; raise --max-len")
     lines = line_numbers(text)
-    return Encoded([source[i] for i in keep], [target[i] for i in keep], [lines[i] for i in keep])
+    return TokenPairs.from_lists(
+        [source[i] for i in keep], [target[i] for i in keep], [lines[i] for i in keep]
+    )
 
 
-def longest(text: Encoded | ShardedText) -> int:
+def longest(text: TokenPairs) -> int:
     """Return the most tokens that a sentence has, special symbols included."""
-    lengths = text.lengths()
-    return max(map(max, lengths)) if isinstance(lengths, list) else int(lengths.max())
+    return int(text.lengths().max())
 
 
 def line_numbers(text: ParallelText) -> list[int]:
@@ -413,8 +384,8 @@ def place(text: ParallelText, index: int, side: int) -> str:
 
 
 def updates_to_come(
-    text: Encoded | ShardedText, options: Training, done: int, begun: Sequence[int] = (0, 0)
-) -> Iterator[tuple[int, int, Sequence[Numbers]]]:
+    text: TokenPairs, options: Training, done: int, begun: Sequence[int] = (0, 0)
+) -> Iterator[tuple[int, int, Sequence[Tensor]]]:
     """Yield, for each update after ``done``, its epoch, how many it leaves, its micro-batches.
 
     Args:
@@ -429,7 +400,7 @@ def updates_to_come(
     """
     first, number = begun
     for epoch in itertools.count(first):
-        order = text.order(options.max_tokens, seed=options.seed, epoch=epoch)
+        order = token_batches(text.lengths(), options.max_tokens, seed=options.seed, epoch=epoch)
         starts = range(0, len(order), options.accumulate)
         for start in starts:
             if number >= options.updates:
@@ -666,7 +637,7 @@ class Run:
         self.recent = Progress()  # since the last point of the curve
         self.stopped: int | None = None
         self.world.main_first(lambda: self._set_up(texts))
-        self.lengths = np.asarray(self.train.lengths())  # (pairs, 2); of shards, no copy
+        self.lengths = self.train.lengths()  # (pairs, 2)
         self._connect()
         found = self.world.main_first(lambda: load_newest(folder))
         if found is not None:
@@ -680,8 +651,6 @@ class Run:
         resuming = (self.folder / "config.json").exists()
         text = texts if isinstance(texts, Prepared) else texts[0]
         self.system = self._load(text) if resuming else self._begin(text)
-        self.train: Encoded | ShardedText
-        self.valid: Encoded | ShardedText
         self.train, self.valid = self._encoded(texts)
         most = longest(self.train)
         for name in ("max_tokens", "max_len"):
@@ -716,9 +685,9 @@ class Run:
 
     def _encoded(
         self, texts: tuple[ParallelText, ParallelText] | Prepared
-    ) -> tuple[Encoded, Encoded] | tuple[ShardedText, ShardedText]:
+    ) -> tuple[TokenPairs, TokenPairs]:
         if isinstance(texts, Prepared):
-            return texts.text("train", check=True), texts.text("val", check=True)
+            return texts.tokens("train", verify=True), texts.tokens("val", verify=True)
         train, valid = (encode(text, self.system.tokenizers, self.options) for text in texts)
         return train, valid
 
@@ -819,11 +788,11 @@ class Run:
                     return False
         return True
 
-    def batch(self, numbers: Numbers) -> Batch:
+    def batch(self, numbers: Tensor) -> Batch:
         """Make a batch of training pairs, on the device of this process."""
         return self.train.batch(numbers).to(self.world.device)
 
-    def _update(self, epoch: int, groups: Sequence[Numbers]) -> None:
+    def _update(self, epoch: int, groups: Sequence[Tensor]) -> None:
         """Make the next update from the pairs with these numbers."""
         state = self.state
         self.system.model.train()
@@ -844,7 +813,7 @@ class Run:
         self.recent += made
         state["updates"] += 1
         state["seconds"] += made.seconds
-        sizes = self.lengths[list(itertools.chain(*groups))]
+        sizes = self.lengths[torch.cat(tuple(groups))]
         vocabulary = len(self.system.tokenizers[1])
         config, flops = self.system.config, 0
         if isinstance(config, ModelConfig):  # of the others there is no count
@@ -854,13 +823,13 @@ class Run:
         state["flops"] += flops
         add_up(state["window"], made, flops=flops, norm=norm, rate=rate)
 
-    def _not_finite(self, error: NonFiniteError, epoch: int, groups: Sequence[Numbers]) -> None:
+    def _not_finite(self, error: NonFiniteError, epoch: int, groups: Sequence[Tensor]) -> None:
         """Keep what is needed to see it again; raise the error, or say that it was skipped."""
         number = self.state["updates"] + 1
         path = self.folder / "non_finite" / f"{number:08d}.safetensors"
         tensors = training_tensors(self.system.model, self.optimizer, self.world)
-        known = self.train.lines if isinstance(self.train, Encoded) else ()
-        lines = sorted(known[i] if known else int(i) + 1 for group in groups for i in group)
+        known, numbers = self.train.lines, torch.cat(tuple(groups)).tolist()
+        lines = sorted(known[i] if known else i + 1 for i in numbers)
         if self.world.main:
             batches = [self.train.batch(group) for group in groups]
             options, tokens = asdict(self.options), error.tokens
@@ -944,9 +913,9 @@ class Run:
         model = average_system(self.folder, last).model
         return evaluate(model, map(self.valid.batch, self._valid_order())).loss
 
-    def _valid_order(self) -> Sequence[Numbers]:
+    def _valid_order(self) -> Sequence[Tensor]:
         most = max(self.options.max_tokens, longest(self.valid))
-        return self.valid.order(most, shuffle=False)
+        return token_batches(self.valid.lengths(), most, shuffle=False)
 
     def measure(self) -> Progress:
         """Measure the loss of the model on the validation text; all processes take part."""
@@ -1018,8 +987,9 @@ def translate_lines(
     bar = tqdm(total=len(full), unit="line", disable=not progress, file=sys.stderr)
     with bar, packed(system.model):
         for batch in order:
-            found = _outputs(system.model, [ids[full[i]] for i in batch], limit, beam, alpha)
-            for i, tokens in zip(batch, found, strict=True):
+            numbers = batch.tolist()
+            found = _outputs(system.model, [ids[full[i]] for i in numbers], limit, beam, alpha)
+            for i, tokens in zip(numbers, found, strict=True):
                 out[full[i]] = " ".join(system.tokenizers[1].decode(tokens).split())
             bar.update(len(batch))
     return out

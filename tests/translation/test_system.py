@@ -1,5 +1,6 @@
 """Training goes on where it stopped; translating keeps lines; scoring is sacreBLEU's."""
 
+import contextlib
 import copy
 import errno
 import itertools
@@ -11,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.engine.journal import read_journal
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.notation import EOS
+from annotated_transformer.training.batches import token_batches
 from annotated_transformer.training.loop import evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
 from annotated_transformer.training.precision import NonFiniteError
@@ -44,10 +50,8 @@ from annotated_transformer.translation.corpora import (
     read_parallel,
 )
 from annotated_transformer.translation.decoding import greedy_search
-from annotated_transformer.translation.shards import Preparation, Prepared, ShardedText, prepare
 from annotated_transformer.translation.system import (
     RECIPES,
-    Encoded,
     Run,
     Running,
     Training,
@@ -166,7 +170,7 @@ def test_a_long_sentence_is_named_by_file_and_line(side: int, tmp_path: Path) ->
     with pytest.raises(CorpusError, match=f"{name}, line 5: .*--skip-long"):
         encode(text, tokenizers, replace(OPTIONS, max_len=20))
     short = encode(text, tokenizers, replace(OPTIONS, max_len=20, skip_long=True))
-    assert len(short.source) == len(short.target) == 2
+    assert len(short) == 2
     with pytest.raises(CorpusError, match="no sentence is left"):
         encode(text, tokenizers, replace(OPTIONS, max_len=1, skip_long=True))
 
@@ -176,15 +180,37 @@ def test_tabs_and_quotes_are_text(tmp_path: Path) -> None:
     text = files(tmp_path, lines, lines)
     tokenizers = learn_tokenizers(TEXTS[0], OPTIONS)
     encoded = encode(text, tokenizers, OPTIONS)
-    assert [tokenizers[0].decode(ids) for ids in encoded.source] == lines
+    assert [tokenizers[0].decode(source) for source, _ in encoded.pairs(range(3))] == lines
 
 
 def test_lengths_and_batches() -> None:
-    encoded = Encoded([[4, 5], [6]], [[7], [8, 9, 10]])
-    assert encoded.lengths() == [(3, 2), (2, 4)]
+    encoded = TokenPairs.from_lists([[4, 5], [6]], [[7], [8, 9, 10]])
+    assert encoded.lengths().tolist() == [[3, 2], [2, 4]]
     batch = encoded.batch([1, 0])
     assert batch.src.tolist() == [[6, EOS, 0], [4, 5, EOS]]
     assert batch.ntokens == 6
+
+
+def numbered_pairs() -> TokenPairs:
+    """Return twenty pairs of one to five source tokens."""
+    return TokenPairs.from_lists(
+        [[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)]
+    )
+
+
+@contextlib.contextmanager
+def watched_epochs() -> Iterator[list[int]]:
+    """Collect the epochs that are put in order, without those of the validation text."""
+    asked: list[int] = []
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        if named.get("shuffle", True):
+            asked.append(named["epoch"])
+        return token_batches(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "token_batches", watched)
+        yield asked
 
 
 @settings(max_examples=20)
@@ -192,7 +218,7 @@ def test_lengths_and_batches() -> None:
 def test_updates_to_come_are_those_after_the_ones_done(
     done: int, accumulate: int, seed: int
 ) -> None:
-    encoded = Encoded([[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)])
+    encoded = numbered_pairs()
     options = Training(updates=12, max_tokens=12, accumulate=accumulate, seed=seed)
     every = list(updates_to_come(encoded, options, 0))
     rest = list(updates_to_come(encoded, options, done))
@@ -200,11 +226,11 @@ def test_updates_to_come_are_those_after_the_ones_done(
     assert len(rest) == 12 - done
     for (epoch, left, batches), other in zip(every[done:], rest, strict=True):
         assert (epoch, left) == other[:2]
-        assert batches == other[2]
+        assert all(map(torch.equal, batches, other[2]))
     first = [update for update in every if update[0] == 0]
     if every[-1][0] > 0:  # a whole epoch: each sentence once
         assert [left for _, left, _ in first] == list(range(len(first)))[::-1]
-        seen = [i for *_, groups in first for numbers in groups for i in numbers]
+        seen = [i for *_, groups in first for numbers in groups for i in numbers.tolist()]
         assert sorted(seen) == list(range(20))
 
 
@@ -214,24 +240,17 @@ def test_updates_to_come_are_those_after_the_ones_done(
 @settings(max_examples=20)
 @given(done=st.integers(0, 12), accumulate=st.integers(1, 4))
 def test_earlier_epochs_need_not_be_put_in_order_again(done: int, accumulate: int) -> None:
-    encoded = Encoded([[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)])
+    encoded = numbered_pairs()
     options = Training(updates=12, max_tokens=24, accumulate=accumulate)
     every = list(updates_to_come(encoded, options, 0))
     epoch = every[done][0] if done < 12 else every[-1][0]
     before = sum(update[0] < epoch for update in every)
-    asked: list[int] = []
-
-    class Watched(Encoded):
-        def order(self, *arguments: Any, **named: Any) -> list[list[int]]:
-            asked.append(named["epoch"])
-            return super().order(*arguments, **named)
-
-    text = Watched(encoded.source, encoded.target)
-    rest = list(updates_to_come(text, options, done, (epoch, before)))
+    with watched_epochs() as asked:
+        rest = list(updates_to_come(encoded, options, done, (epoch, before)))
     assert len(rest) == 12 - done
     for (number, left, batches), other in zip(every[done:], rest, strict=True):
         assert (number, left) == other[:2]
-        assert batches == other[2]
+        assert all(map(torch.equal, batches, other[2]))
     assert min(asked) == epoch
 
 
@@ -247,7 +266,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
             path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
         files[split] = [(paths[0][0], paths[1][0])]
     made = Preparation(vocabulary=OPTIONS.vocabulary, max_len=OPTIONS.max_len)
-    return prepare(folder / "out", files, made, workers=1, say=lambda _: None)
+    return prepare(folder / "out", files, made, workers=1, log=lambda _: None)
 
 
 SHARDED = replace(OPTIONS, corpus="prepared", updates=14, max_tokens=400)
@@ -264,17 +283,10 @@ def test_the_position_in_a_prepared_text_is_saved(
             assert not Run(SHARDED, tmp_path / "b", prepared).go(progress=False)
     run = Run(SHARDED, tmp_path / "b", prepared)
     assert run.state["epoch"][0] > 0  # not by going through all that was before
-    asked: list[int] = []
-    order = ShardedText.order
-
-    def watched(self: ShardedText, *arguments: Any, **named: Any) -> Any:
-        asked.append(named.get("epoch", -1))
-        return order(self, *arguments, **named)
-
-    monkeypatch.setattr(ShardedText, "order", watched)
-    assert run.go(progress=False)
+    with watched_epochs() as asked:
+        assert run.go(progress=False)
     assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
-    assert min(epoch for epoch in asked if epoch >= 0) > 0
+    assert min(asked) > 0
 
 
 def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Path) -> None:
@@ -389,7 +401,7 @@ def test_the_average_is_that_of_the_last_checkpoints(every: int | None, tmp_path
     for name, parameter in weights(averaged.model).items():
         mean = sum(seen[path.stem][name].double() for path in kept) / len(kept)
         torch.testing.assert_close(parameter.detach(), mean.float(), rtol=0, atol=1e-7)
-    order = run.valid.order(OPTIONS.max_tokens, shuffle=False)
+    order = token_batches(run.valid.lengths(), OPTIONS.max_tokens, shuffle=False)
     exact = evaluate(averaged.model, (run.valid.batch(numbers) for numbers in order))
     assert loss == pytest.approx(exact.loss)
     assert loss != pytest.approx(run.measure().loss, abs=1e-6)
