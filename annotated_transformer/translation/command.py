@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import hashlib
 import io
@@ -24,6 +23,17 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
+from annotated_transformer.data.archives import locate
+from annotated_transformer.data.corpora import (
+    CORPORA,
+    ParallelText,
+    corpus_files,
+    language_codes,
+    load_corpus,
+    read_parallel,
+)
+from annotated_transformer.data.files import FileError, write_atomically
+from annotated_transformer.data.text import read_lines
 from annotated_transformer.training.distributed import together
 from annotated_transformer.training.monitoring import describe_rate, read_journal, training_figure
 from annotated_transformer.training.speed import Products, prepare_cpu
@@ -37,19 +47,7 @@ from annotated_transformer.translation.checkpoints import (
     load_system,
     load_tensors,
     trainings,
-    write_atomically,
 )
-from annotated_transformer.translation.cleaning import stream_lines
-from annotated_transformer.translation.corpora import (
-    CORPORA,
-    ParallelText,
-    corpus_files,
-    language_codes,
-    load_corpus,
-    read_lines,
-    read_parallel,
-)
-from annotated_transformer.translation.downloads import CorpusError, locate
 from annotated_transformer.translation.evaluation import (
     LANGUAGES,
     by_length,
@@ -83,7 +81,7 @@ from annotated_transformer.translation.system import (
 from annotated_transformer.translation.tokenizers import TokenizerError
 
 NAME = "annotated-transformer"
-ERRORS = (CheckpointError, CorpusError, TokenizerError, UsageError, FloatingPointError)
+ERRORS = (FileError, TokenizerError, UsageError, FloatingPointError)
 TEST = {  # the split that is scored by default
     name: "test_2016_flickr" if name == "multi30k" else "test" for name in CORPORA
 }
@@ -194,8 +192,6 @@ class Train:
         if self.train_files is None or self.valid_files is None:
             raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
         pair = language_codes(self.training.pair)
-        for path in (*self.train_files, *self.valid_files):
-            next(stream_lines(path), "")  # is it text at all?
         train = read_parallel(*self.train_files, languages=pair)
         return train, read_parallel(*self.valid_files, languages=pair, split="val")
 
@@ -386,19 +382,7 @@ def read_text(path: Path) -> tuple[list[str], str]:
         return read_lines(path), str(path)
     if sys.stdin.isatty():
         say("one sentence a line, please; Ctrl-D ends")
-    rows = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    if rows[-1] == b"":  # the last line ended as it should
-        rows.pop()
-    lines = []
-    for number, row in enumerate(rows, 1):
-        try:
-            lines.append(row.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise CorpusError(
-                f"standard input, line {number}: byte {error.start + 1} "
-                f"(0x{row[error.start]:02x}) is not valid UTF-8; convert the text to UTF-8"
-            ) from None
-    return lines, "standard input"
+    return read_lines(sys.stdin.buffer, name="standard input"), "standard input"
 
 
 @dataclass(frozen=True)

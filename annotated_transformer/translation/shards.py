@@ -29,9 +29,16 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from annotated_transformer.data.corpora import (
+    ParallelText,
+    language_codes,
+    read_parallel,
+)
+from annotated_transformer.data.files import CorpusError, locked, sha256_of, write_atomically
+from annotated_transformer.data.text import stream_lines
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.translation.checkpoints import remove_leftovers, write_atomically
+from annotated_transformer.translation.checkpoints import remove_leftovers
 from annotated_transformer.translation.cleaning import (
     ALIGN,
     DriftCheck,
@@ -41,15 +48,8 @@ from annotated_transformer.translation.cleaning import (
     clean,
     drift_text,
     fingerprints,
-    stream_lines,
     stream_sides,
 )
-from annotated_transformer.translation.corpora import (
-    ParallelText,
-    language_codes,
-    read_parallel,
-)
-from annotated_transformer.translation.downloads import CorpusError, locked, sha256_of
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
     Tokenizer,
@@ -486,7 +486,7 @@ def prepare(
     Raises:
         CorpusError: An option or a file cannot be used, or the folder holds something else.
         TokenizerError: What was learned cannot be written.
-        CheckpointError: Another file cannot be written.
+        FileError: Another file cannot be written.
     """
     folder = Path(folder)
     check_preparation(folder, options)
@@ -564,7 +564,7 @@ def _plan(files: Files, options: Preparation) -> dict[str, Any]:
 
 
 def _checksum(path: Path) -> str:
-    next(stream_lines(path), "")  # is it there, and is it text at all?
+    next(stream_lines(path, errors="surrogateescape"), "")  # is it there, and is it text at all?
     return sha256_of(path)
 
 

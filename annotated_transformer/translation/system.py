@@ -31,6 +31,8 @@ from tqdm import tqdm
 from annotated_transformer import __version__
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
+from annotated_transformer.data.corpora import ParallelText
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.model.transformer import PRESETS, ModelConfig, count_parameters
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
 from annotated_transformer.training.distributed import (
@@ -79,9 +81,7 @@ from annotated_transformer.translation.checkpoints import (
     trainings,
     weights,
 )
-from annotated_transformer.translation.corpora import ParallelText
 from annotated_transformer.translation.decoding import greedy_search
-from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.shards import Prepared, ShardedText
 from annotated_transformer.translation.steps import packed
 from annotated_transformer.translation.tokenizers import (
@@ -640,7 +640,8 @@ class Run:
 
     Raises:
         UsageError: The options cannot work, or the folder holds a training with others.
-        CheckpointError: The folder's files are damaged, or it cannot be written.
+        CheckpointError: The folder's files are damaged.
+        FileError: The folder cannot be written.
         CorpusError: A sentence is too long.
     """
 

@@ -21,6 +21,8 @@ import pytest
 import sacrebleu
 import torch
 
+from annotated_transformer.data.corpora import ParallelText, load_corpus
+from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.results.machine_translation import ABLATION, read_records
 from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.translation import command as module
@@ -34,8 +36,6 @@ from annotated_transformer.translation.command import (
     parse,
     unboxed,
 )
-from annotated_transformer.translation.corpora import ParallelText, load_corpus
-from annotated_transformer.translation.downloads import DATA_VARIABLE
 from annotated_transformer.translation.evaluation import by_length
 from annotated_transformer.translation.shards import Prepared
 from annotated_transformer.translation.system import RECIPES, System, translate_lines

@@ -20,10 +20,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer.data.corpora import load_corpus, read_parallel
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.training.batches import make_batch, token_batches
 from annotated_transformer.translation import shards
-from annotated_transformer.translation.corpora import load_corpus, read_parallel
-from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.shards import (
     Overlap,
     Preparation,

@@ -1,0 +1,1 @@
+"""Data by hand: files, text, downloads and corpora."""
