@@ -95,7 +95,7 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, name: str, pack: Any) -
     inner = tmp_path / "inner"
     inner.mkdir()
     archive = pack(inner / "x", ("good", b"1"), (name, b"2"))
-    before = {**everything(tmp_path), "inner/.lock": b""}
+    before = everything(tmp_path)
     text = message(lambda: unpack(archive, inner / "out"))
     assert f"{archive}, member {name}" in text
     assert "leads out" in text
@@ -118,7 +118,7 @@ def test_links_and_devices_are_refused(tmp_path: Path, member: tarfile.TarInfo) 
     text = message(lambda: unpack(archive, tmp_path / "out"))
     assert f"{archive}, member odd" in text
     assert "link or a device" in text
-    assert {path.name for path in tmp_path.iterdir()} == {"x.tgz", ".lock"}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tgz"]
 
 
 def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_zip_that_lies_about_a_size_is_refused(tmp_path: Path, claimed: int) -
     assert content.count(true) == 2  # before the member, and in the table
     archive.write_bytes(content.replace(true, struct.pack("<L", claimed)))
     assert "x.zip" in message(lambda: unpack(archive, tmp_path / "out", max_bytes=10**6))
-    assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == ["x.zip"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]
 
 
 def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:

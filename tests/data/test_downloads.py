@@ -155,8 +155,8 @@ def get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the names of the files in a folder, apart from the lock."""
-    return sorted(p.name for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    """Return the names of the files in a folder."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
 def no_leftovers(tmp_path: Path) -> bool:

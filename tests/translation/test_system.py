@@ -20,7 +20,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.data import files
 from annotated_transformer.data.corpora import ParallelText, load_corpus, read_parallel
 from annotated_transformer.data.files import CorpusError, FileError
 from annotated_transformer.notation import EOS
@@ -28,7 +27,6 @@ from annotated_transformer.training.loop import evaluate
 from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.training.optimizer import make_adam, rate
 from annotated_transformer.training.precision import NonFiniteError
-from annotated_transformer.translation import checkpoints
 from annotated_transformer.translation import system as module
 from annotated_transformer.translation.checkpoints import (
     AVERAGED,
@@ -454,7 +452,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(
         real(number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", fills_up)
+        patch.setattr(os, "fsync", fills_up)
         with pytest.raises(FileError, match="No space left on device; free some"):
             Run(OPTIONS, tmp_path, TEXTS, running=Running(save_every=0.0)).go(progress=False)
     assert list(tmp_path.rglob("*.part")) == []
