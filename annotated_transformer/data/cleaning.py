@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import hashlib
 import itertools
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from annotated_transformer.data.drift import ALIGN_AGAIN, DriftDetector, drift_message
-from annotated_transformer.translation.corpora import (
+from annotated_transformer.data.corpora import (
     counted,
     read_parallel,
     text_format,
     without_tags,
 )
-from annotated_transformer.translation.downloads import CorpusError, is_page
+from annotated_transformer.data.drift import ALIGN_AGAIN, DriftDetector, drift_message
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.text import stream_lines
 
 BLOCK = 10_000  # lines taken together
 Side: TypeAlias = tuple[str, Iterable[str]]  # a name for errors and reports, and the lines
@@ -49,9 +47,10 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
         text = read_parallel(*files, drop_blank=False)
         sides: list[Iterable[str]] = [text.source, text.target]
     else:
+        streams = [stream_lines(file, errors="surrogateescape") for file in files]
         sides = [
-            without_tags(stream_lines(file)) if kind == "tags" else stream_lines(file)
-            for file, kind in zip(files, kinds, strict=True)
+            without_tags(lines) if kind == "tags" else lines
+            for lines, kind in zip(streams, kinds, strict=True)
         ]
     names = [file.name + counted(file) for file in files]
     return (names[0], sides[0]), (names[1], sides[1])
@@ -230,54 +229,3 @@ def _blocks(source: Side, target: Side) -> Iterator[list[tuple[str, str]]]:
         if not first:
             return
         yield list(zip(first, second, strict=True))
-
-
-LONGEST_LINE = 1 << 20  # bytes; a longer one is no sentence, and memory is finite
-
-
-def stream_lines(path: str | Path) -> Iterator[str]:
-    r"""Go through the lines of a text, plain or gzipped; only ``\n`` and ``\r\n`` end a line.
-
-    Yields:
-        The lines. Bytes that are not UTF-8 become lone surrogates.
-
-    Raises:
-        CorpusError: The file cannot be read, is damaged, is an HTML page, or has a line
-            without end.
-    """
-    try:
-        with _opened(Path(path)) as file:
-            for number in itertools.count(1):
-                row = file.readline(LONGEST_LINE + 2)  # with the longest end, or more than it
-                if not row:
-                    return
-                row = row.removesuffix(b"\n").removesuffix(b"\r")
-                if len(row) > LONGEST_LINE:
-                    raise CorpusError(
-                        f"{path}, line {number}: longer than {LONGEST_LINE} bytes; "
-                        "give text with one sentence on each line"
-                    )
-                yield row.decode("utf-8", "surrogateescape")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise CorpusError(f"{path}: damaged gzip data ({error}); fetch the file again") from None
-    except FileNotFoundError:
-        raise CorpusError(f"{path}: no such file; check the path") from None
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a text, unpacking it where it is gzipped, behind its byte order mark."""
-    with contextlib.ExitStack() as stack:
-        file: IO[bytes] = stack.enter_context(path.open("rb"))
-        if file.read(2) == b"\x1f\x8b":
-            file = stack.enter_context(gzip.open(path))  # type: ignore[arg-type]
-        file.seek(0)
-        head = file.read(512)
-        if is_page(head):
-            raise CorpusError(f"{path}: an HTML page, not the data; look at it, and fetch it again")
-        file.seek(0)
-        if file.read(3) != b"\xef\xbb\xbf":
-            file.seek(0)
-        yield file

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from annotated_transformer.translation.corpora import ParallelText
+from annotated_transformer.data.corpora import ParallelText
 
 MAX_SHIFT = 5  # lines
 SHIFTS = [sign * lines for lines in range(1, MAX_SHIFT + 1) for sign in (-1, 1)]

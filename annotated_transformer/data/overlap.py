@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from annotated_transformer.data.cleaning import BLOCK, fingerprints
+from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.drift import find_drift
-from annotated_transformer.translation.corpora import ParallelText
 
 SIDES = ("source", "target")
 

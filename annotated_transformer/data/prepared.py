@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
+from annotated_transformer.data.files import CorpusError, sha256_of
 from annotated_transformer.data.shards import PREPARE_AGAIN, Shard, TokenPairs
-from annotated_transformer.translation.corpora import ParallelText, language_codes, read_parallel
-from annotated_transformer.translation.downloads import CorpusError, sha256_of
 from annotated_transformer.translation.tokenizers import Tokenizer, load_tokenizer
 
 FORMAT = 2  # of the folder

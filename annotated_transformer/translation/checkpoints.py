@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import struct
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
+from annotated_transformer.data.files import FileError, write_atomically
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.distributed import World, parted, whole
 from annotated_transformer.translation.tokenizers import (
@@ -30,41 +30,8 @@ from annotated_transformer.translation.tokenizers import (
 )
 
 
-class CheckpointError(ValueError):
+class CheckpointError(FileError):
     """A checkpoint that cannot be read or written; the message names the file and the remedy."""
-
-
-def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk, and rename it.
-
-    Whoever kills the process at any moment finds the old file or the new one.
-
-    Raises:
-        CheckpointError: The file cannot be written, for instance for lack of space; what
-            was there before is untouched.
-    """
-    path = Path(path)
-    real = path.resolve()  # through a link, to what it points to
-    part = real.with_name(f".{real.name}.{os.getpid()}.part")
-    try:
-        opened = path.parent.resolve() in {Path(p).resolve() for p in ("/dev", "/dev/fd")}
-        if opened or (path.exists() and not path.is_file()):  # a pipe, a device: not replaced
-            path.write_bytes(data)
-            return
-        real.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, real)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be written: {error.strerror or error}; "
-            "free some space, or choose another folder"
-        ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: str | Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import hashlib
 import io
@@ -24,10 +23,20 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from annotated_transformer.data.cleaning import stream_lines
+from annotated_transformer.data.archives import locate
+from annotated_transformer.data.corpora import (
+    CORPORA,
+    ParallelText,
+    corpus_files,
+    language_codes,
+    load_corpus,
+    read_parallel,
+)
+from annotated_transformer.data.files import CorpusError, FileError, write_atomically
 from annotated_transformer.data.overlap import corpus_warnings
 from annotated_transformer.data.prepare import Files, check_preparation, prepare
 from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.text import read_lines, stream_lines
 from annotated_transformer.engine.devices import describe_rate
 from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.engine.log_figure import log_figure
@@ -43,18 +52,7 @@ from annotated_transformer.translation.checkpoints import (
     load_system,
     load_tensors,
     trainings,
-    write_atomically,
 )
-from annotated_transformer.translation.corpora import (
-    CORPORA,
-    ParallelText,
-    corpus_files,
-    language_codes,
-    load_corpus,
-    read_lines,
-    read_parallel,
-)
-from annotated_transformer.translation.downloads import CorpusError, locate
 from annotated_transformer.translation.evaluation import (
     LANGUAGES,
     by_length,
@@ -80,7 +78,7 @@ from annotated_transformer.translation.system import (
 from annotated_transformer.translation.tokenizers import TokenizerError
 
 NAME = "annotated-transformer"
-ERRORS = (CheckpointError, CorpusError, TokenizerError, UsageError, FloatingPointError)
+ERRORS = (FileError, TokenizerError, UsageError, FloatingPointError)
 TEST = {  # the split that is scored by default
     name: "test_2016_flickr" if name == "multi30k" else "test" for name in CORPORA
 }
@@ -191,8 +189,6 @@ class Train:
         if self.train_files is None or self.valid_files is None:
             raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
         pair = language_codes(self.training.pair)
-        for path in (*self.train_files, *self.valid_files):
-            next(stream_lines(path), "")  # is it text at all?
         train = read_parallel(*self.train_files, languages=pair)
         return train, read_parallel(*self.valid_files, languages=pair, split="val")
 
@@ -383,19 +379,7 @@ def read_text(path: Path) -> tuple[list[str], str]:
         return read_lines(path), str(path)
     if sys.stdin.isatty():
         say("one sentence a line, please; Ctrl-D ends")
-    rows = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    if rows[-1] == b"":  # the last line ended as it should
-        rows.pop()
-    lines = []
-    for number, row in enumerate(rows, 1):
-        try:
-            lines.append(row.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise CorpusError(
-                f"standard input, line {number}: byte {error.start + 1} "
-                f"(0x{row[error.start]:02x}) is not valid UTF-8; convert the text to UTF-8"
-            ) from None
-    return lines, "standard input"
+    return read_lines(sys.stdin.buffer, name="standard input"), "standard input"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ from tqdm import tqdm
 from annotated_transformer import __version__
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
+from annotated_transformer.data.corpora import ParallelText
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.devices import mfu, peak_flops
@@ -76,9 +78,7 @@ from annotated_transformer.translation.checkpoints import (
     trainings,
     weights,
 )
-from annotated_transformer.translation.corpora import ParallelText
 from annotated_transformer.translation.decoding import greedy_search
-from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.steps import packed
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
@@ -608,7 +608,8 @@ class Run:
 
     Raises:
         UsageError: The options cannot work, or the folder holds a training with others.
-        CheckpointError: The folder's files are damaged, or it cannot be written.
+        CheckpointError: The folder's files are damaged.
+        FileError: The folder cannot be written.
         CorpusError: A sentence is too long.
     """
 

@@ -1,33 +1,28 @@
 """Parallel text as a stream, the pairs that are dropped, and why."""
 
-import codecs
 import gzip
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annotated_transformer.data import cleaning
 from annotated_transformer.data.cleaning import (
     BLOCK,
-    LONGEST_LINE,
     CleaningReport,
     FingerprintSet,
     clean,
     drop_reason,
     fingerprints,
-    stream_lines,
     stream_sides,
 )
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import grammar_pairs
-from annotated_transformer.translation.corpora import read_lines
-from annotated_transformer.translation.downloads import CorpusError
 
 
 def message(action: Callable[[], object]) -> str:
@@ -45,56 +40,6 @@ def message(action: Callable[[], object]) -> str:
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
-
-
-texts = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"])))
-
-
-@settings(max_examples=60)
-@given(texts, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans())
-def test_a_stream_has_the_lines_of_the_list(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], end: str, packed: bool, bom: bool
-) -> None:
-    content = end.join(lines).encode()
-    if content.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        return
-    folder = tmp_path_factory.mktemp("stream")
-    path = write(folder / ("x.gz" if packed else "x"), codecs.BOM_UTF8 * bom + content)
-    assert list(stream_lines(path)) == read_lines(path)
-
-
-def test_bad_bytes_are_carried_along(tmp_path: Path) -> None:
-    lines = list(stream_lines(write(tmp_path / "x", b"a\xffb\n\xe4\nok")))
-    assert lines == ["a\udcffb", "\udce4", "ok"]
-
-
-def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.gz", b"short\n" + b"a" * (LONGEST_LINE + 1))
-    assert "line 2: longer than" in message(lambda: list(stream_lines(path)))
-    path = write(tmp_path / "y", b"a" * (LONGEST_LINE - 1) + b"\nb")
-    assert [len(line) for line in stream_lines(path)] == [LONGEST_LINE - 1, 1]
-    for end in (b"\n", b"\r\n"):
-        path = write(tmp_path / "z", b"a" * LONGEST_LINE + end + b"b")
-        assert [len(line) for line in stream_lines(path)] == [LONGEST_LINE, 1]
-        path = write(tmp_path / "z", b"a" * (LONGEST_LINE + 1) + end + b"b")
-        assert "line 1: longer than" in message(lambda path=path: list(stream_lines(path)))
-
-
-@pytest.mark.parametrize("page", [b"<!DOCTYPE html>\n<p>", b"\xef\xbb\xbf \n<HTML><p>"])
-@pytest.mark.parametrize("name", ["x.de", "x.gz"])
-def test_a_page_is_no_text(tmp_path: Path, page: bytes, name: str) -> None:
-    text = message(lambda: list(stream_lines(write(tmp_path / name, page))))
-    assert "HTML page" in text
-    assert str(tmp_path / name) in text
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert "no such file" in message(lambda: list(stream_lines(tmp_path / "none")))
-    assert "cannot be read" in message(lambda: list(stream_lines(tmp_path)))
-    path = tmp_path / "x.gz"
-    for cut in (-1, -9, 12):
-        path.write_bytes(gzip.compress(os.urandom(900) + b"\n")[:cut])
-        assert "damaged gzip" in message(lambda: list(stream_lines(path)))
 
 
 def test_sides_are_opened_by_their_names(tmp_path: Path) -> None:

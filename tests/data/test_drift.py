@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.data.cleaning import BLOCK
+from annotated_transformer.data.corpora import read_parallel
+from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.data.drift import DriftDetector
-from annotated_transformer.translation.corpora import read_lines, read_parallel
-from annotated_transformer.translation.downloads import DATA_VARIABLE
-from annotated_transformer.translation.grammar import grammar_pairs
+from annotated_transformer.data.grammar import grammar_pairs
+from annotated_transformer.data.text import read_lines
 
 DATA = os.environ.get(DATA_VARIABLE)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.data.overlap import SplitOverlap, corpus_warnings
-from annotated_transformer.translation.corpora import load_corpus
 
 VALID = load_corpus("grammar", split="val", size=12)
 

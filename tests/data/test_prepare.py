@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from annotated_transformer.data import encode, shards
 from annotated_transformer.data import prepare as preparing
+from annotated_transformer.data.corpora import load_corpus, read_parallel
 from annotated_transformer.data.encode import (
     encode_shard,
     learn_subwords,
@@ -26,11 +27,10 @@ from annotated_transformer.data.encode import (
     worker_pool,
     write_text,
 )
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.prepare import prepare
 from annotated_transformer.data.prepared import Preparation, Prepared
 from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
-from annotated_transformer.translation.corpora import load_corpus, read_parallel
-from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
 
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
-from annotated_transformer.translation.downloads import CorpusError
 
 Pairs = list[tuple[list[int], list[int]]]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
+from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.loop import evaluate, update
@@ -24,7 +25,6 @@ from annotated_transformer.translation.checkpoints import (
     load_tensors,
     trainings,
 )
-from annotated_transformer.translation.corpora import load_corpus
 from annotated_transformer.translation.decoding import greedy_search
 from annotated_transformer.translation.system import (
     RECIPES,

@@ -1,14 +1,9 @@
 """Checkpoints: whole or absent, bit for bit, and nothing in them runs."""
 
 import contextlib
-import errno
 import json
 import os
 import pickle
-import subprocess
-import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer.data.files import write_atomically
 from annotated_transformer.model.transformer import ModelConfig, build_model
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.loop import update
@@ -40,7 +36,6 @@ from annotated_transformer.translation.checkpoints import (
     save_weights,
     snapshots,
     weights,
-    write_atomically,
 )
 from annotated_transformer.translation.tokenizers import BPETokenizer, WordTokenizer
 
@@ -75,109 +70,12 @@ def one_line(error: pytest.ExceptionInfo[CheckpointError], path: Path) -> None:
 # --- files ---------------------------------------------------------------------
 
 
-def test_a_file_is_replaced_and_folders_are_made(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "file"
-    for data in (b"old", b"", b"new"):
-        write_atomically(path, data)
-        assert path.read_bytes() == data
-    assert parts(tmp_path) == []
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").write_bytes(b"old")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    write_atomically(tmp_path / "link", b"new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_bytes() == b"new"
-
-
-def test_a_link_may_lead_to_another_file_system(tmp_path: Path) -> None:
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("there is no other file system")
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        (tmp_path / "link").symlink_to(Path(folder) / "real")
-        for data in (b"old", b"new"):
-            write_atomically(tmp_path / "link", data)
-            assert (Path(folder) / "real").read_bytes() == data
-        assert parts(Path(folder)) == []
-
-
-@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="another system")
-def test_the_output_of_the_process_is_written_where_it_leads(tmp_path: Path) -> None:
-    code = f"from {write_atomically.__module__} import *; write_atomically('/dev/stdout', b'text')"
-    with (tmp_path / "out").open("wb") as out:
-        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
-    assert (tmp_path / "out").read_bytes() == b"text"
-
-
-def test_a_device_is_written_not_replaced(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    write_atomically(tmp_path / "pipe", b"text")
-    assert os.read(reader, 10) == b"text"
-    os.close(reader)
-    assert (tmp_path / "pipe").is_fifo()
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_full_disk_keeps_the_old_file(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(checkpoints.os, step, full)
-    with pytest.raises(CheckpointError, match="No space left") as error:
-        write_atomically(path, b"new")
-    one_line(error, path)
-    assert path.read_bytes() == b"old"
-    assert parts(tmp_path) == []
-
-
-@pytest.mark.parametrize("name", ["folder", "file/below"])
-def test_a_file_that_cannot_be_written(name: str, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CheckpointError) as error:
-        write_atomically(tmp_path / name, b"new")
-    one_line(error, tmp_path / name)
-
-
 def test_leftovers_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".model.safetensors.123.part").write_bytes(b"half")
     (tmp_path / "kept.part").write_bytes(b"")
     remove_leftovers(tmp_path)
     remove_leftovers(tmp_path / "nowhere")
     assert [path.name for path in tmp_path.iterdir()] == ["kept.part"]
-
-
-def test_kill_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    source = Path(checkpoints.__file__).read_text(encoding="utf-8")
-    start = source.index("def write_atomically")
-    function = source[start : source.index("\ndef ", start + 1)]
-    program = (
-        "from __future__ import annotations\nimport contextlib, os, sys\n"
-        f"from pathlib import Path\n{function}\n"
-        "for turn in range(10**6):\n"
-        "    write_atomically(sys.argv[1], bytes([turn % 256]) * 3_000_000)\n"
-        "    print(turn, flush=True)\n"
-    )
-    for attempt in range(5):
-        with subprocess.Popen(
-            [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
-        ) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(0.007 * attempt)
-            process.kill()
-        data = path.read_bytes()
-        assert len(data) == 3_000_000
-        assert len(set(data)) == 1
 
 
 # --- tensors -------------------------------------------------------------------

@@ -21,8 +21,10 @@ import pytest
 import sacrebleu
 import torch
 
-from annotated_transformer.engine.journal import read_journal
+from annotated_transformer.data.corpora import ParallelText, load_corpus
+from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.results.machine_translation import ABLATION, read_records
 from annotated_transformer.translation import command as module
 from annotated_transformer.translation.checkpoints import load_system, load_tensors, trainings
@@ -35,8 +37,6 @@ from annotated_transformer.translation.command import (
     parse,
     unboxed,
 )
-from annotated_transformer.translation.corpora import ParallelText, load_corpus
-from annotated_transformer.translation.downloads import DATA_VARIABLE
 from annotated_transformer.translation.evaluation import by_length
 from annotated_transformer.translation.system import RECIPES, System, translate_lines
 

@@ -18,7 +18,7 @@ import contextlib, os, random, signal, socket, sys, time, traceback
 from pathlib import Path
 import torch
 from annotated_transformer.translation.checkpoints import trainings
-from annotated_transformer.translation.corpora import load_corpus
+from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.translation.system import Run, Running, Training
 from annotated_transformer.training.distributed import together
 

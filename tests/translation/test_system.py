@@ -22,16 +22,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.engine.journal import read_journal
+from annotated_transformer.data.corpora import ParallelText, load_corpus, read_parallel
+from annotated_transformer.data.files import CorpusError, FileError
 from annotated_transformer.data.prepare import prepare
 from annotated_transformer.data.prepared import Preparation, Prepared
 from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.notation import EOS
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.training.loop import evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
 from annotated_transformer.training.precision import NonFiniteError
-from annotated_transformer.translation import checkpoints
 from annotated_transformer.translation import system as module
 from annotated_transformer.translation.checkpoints import (
     AVERAGED,
@@ -42,12 +43,6 @@ from annotated_transformer.translation.checkpoints import (
     snapshots,
     trainings,
     weights,
-)
-from annotated_transformer.translation.corpora import (
-    CorpusError,
-    ParallelText,
-    load_corpus,
-    read_parallel,
 )
 from annotated_transformer.translation.decoding import greedy_search
 from annotated_transformer.translation.system import (
@@ -469,8 +464,8 @@ def test_a_full_disk_keeps_the_checkpoint_before(
         real(number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.os, "fsync", fills_up)
-        with pytest.raises(CheckpointError, match="No space left on device; free some"):
+        patch.setattr(os, "fsync", fills_up)
+        with pytest.raises(FileError, match="No space left on device; free some"):
             Run(OPTIONS, tmp_path, TEXTS, running=Running(save_every=0.0)).go(progress=False)
     assert list(tmp_path.rglob("*.part")) == []
     run = Run(OPTIONS, tmp_path, TEXTS)
@@ -481,7 +476,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(FileError, match="cannot be written"):
         Run(OPTIONS, tmp_path / "file" / "run", TEXTS)
 
 
