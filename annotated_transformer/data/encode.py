@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.files import CorpusError, write_atomically
 from annotated_transformer.data.shards import token_type, write_shard
-from annotated_transformer.translation.checkpoints import write_atomically
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
     Tokenizer,

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.files import CorpusError, write_atomically
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.training.batches import Batch, pad_flat
-from annotated_transformer.translation.checkpoints import write_atomically
 
 PREPARE_AGAIN = "delete the folder and prepare the corpus again"
 
