@@ -29,9 +29,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from annotated_transformer.data.files import remove_leftovers, write_atomically
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.translation.checkpoints import remove_leftovers, write_atomically
 from annotated_transformer.translation.cleaning import (
     ALIGN,
     DriftCheck,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from annotated_transformer.training.monitoring import read_journal
-from annotated_transformer.translation.checkpoints import load_tensors, trainings
+from annotated_transformer.translation.checkpoints import load_tensors
 
 PROGRAM = '''
 """Train in forked processes, which are killed. Forked, so that torch is imported only once."""
@@ -34,8 +34,8 @@ def train():
     torch.set_num_threads(1)
     with together() as world:
         running = Running(save_every=0.0, log_every=5, pieces=sys.argv[7] == "True")
-        run = Run(options, folder, texts, world, running)
-        run.go(progress=False)
+        run = Trainer(options, folder, texts, world, running)
+        run.train(progress=False)
 
 
 def start(size):
@@ -78,8 +78,8 @@ killed, places, cut = 0, set(), 0
 while killed < kills:
     children = start(size)
     if killed % 2:  # when it goes on; else at the start, too
-        newest, patience = trainings(folder)[-1:], time.monotonic() + 20
-        while trainings(folder)[-1:] == newest and time.monotonic() < patience:
+        newest, patience = checkpoint_paths(folder)[-1:], time.monotonic() + 20
+        while checkpoint_paths(folder)[-1:] == newest and time.monotonic() < patience:
             time.sleep(0.005)
     time.sleep(chance.uniform(0, 0.5))
     victim = chance.choice(children)
@@ -102,7 +102,7 @@ while killed < kills:
         codes[pid] = ended(pid)
     if codes[victim] == -signal.SIGKILL:
         killed += 1
-    found = trainings(folder)
+    found = checkpoint_paths(folder)
     if found:
         places.add(int(found[-1].stem))
         if len(found) > 1 and killed % 2 == 0:  # the disk has lost its last writes
@@ -148,7 +148,7 @@ def run(
 
 def left(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes], list[dict[str, float]]]:
     """Return the bits of the training, of its best and averaged weights, and its log."""
-    tensors, _ = load_tensors(trainings(folder)[-1])
+    tensors, _ = load_tensors(checkpoint_paths(folder)[-1])
     kept = [folder / "model.safetensors", *sorted((folder / "snapshots").glob("*.safetensors"))]
     log = [
         {name: row[name] for name in ("update", "epoch", "loss", "rate", "norm", "tokens")}
@@ -184,7 +184,7 @@ def test_the_number_of_processes_may_change(tmp_path: Path) -> None:
         assert several[row["update"]]["norm"] == pytest.approx(row["norm"], rel=1e-2)
     sums = [sum(row["tokens"] for row in log) for log in logs]
     assert sums[0] == sums[1]  # the same sentences, each once
-    states = [load_tensors(trainings(tmp_path / name)[-1]) for name in ("one", "several")]
+    states = [load_tensors(checkpoint_paths(tmp_path / name)[-1]) for name in ("one", "several")]
     for name, tensor in states[0][0].items():
         if name.startswith("model."):
             assert (states[1][0][name] - tensor).abs().max() < 1e-2, name
@@ -196,12 +196,14 @@ def test_pieces_go_on_and_are_put_together(tmp_path: Path) -> None:
     for name, stops in (("straight", [12]), ("stopped", [5, 12])):
         for updates in stops:
             run(tmp_path / name, 0, 2, updates=updates, pieces=True)
-    states = [load_tensors(trainings(tmp_path / name)[-1])[0] for name in ("straight", "stopped")]
+    states = [
+        load_tensors(checkpoint_paths(tmp_path / name)[-1])[0] for name in ("straight", "stopped")
+    ]
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
         assert torch.equal(states[1][name], tensor), name
     run(tmp_path / "copies", 0, 2, updates=12)  # the same, but for roundings
-    copies = load_tensors(trainings(tmp_path / "copies")[-1])[0]
+    copies = load_tensors(checkpoint_paths(tmp_path / "copies")[-1])[0]
     assert copies.keys() == states[0].keys()
     for name, tensor in copies.items():
         if name.startswith("model."):

@@ -22,13 +22,11 @@ from annotated_transformer.translation.checkpoints import (
     CheckpointError,
     load_system,
     load_tensors,
-    trainings,
 )
 from annotated_transformer.translation.corpora import load_corpus
 from annotated_transformer.translation.decoding import greedy_search
 from annotated_transformer.translation.system import (
     RECIPES,
-    Run,
     Running,
     Training,
     UsageError,
@@ -66,14 +64,14 @@ def built(name: str, seed: int, ends: float = 0.0) -> Translator:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_stop_changes_nothing(name: str, tmp_path: Path) -> None:
-    options = replace(OPTIONS, model=name)
-    straight = Run(options, tmp_path / "straight", TEXTS)
-    assert straight.go(progress=False)
-    stopped = Run(options, tmp_path / "stopped", TEXTS, running=Running(steps=3))
-    assert not stopped.go(progress=False)
-    again = Run(options, tmp_path / "stopped", TEXTS)
-    assert again.go(progress=False)
-    one, two = (load_tensors(trainings(run.folder)[-1])[0] for run in (straight, again))
+    options = OPTIONS.replace(model=name)
+    straight = Trainer(options, tmp_path / "straight", TEXTS)
+    assert straight.train(progress=False)
+    stopped = Trainer(options, tmp_path / "stopped", TEXTS, running=Running(steps=3))
+    assert not stopped.train(progress=False)
+    again = Trainer(options, tmp_path / "stopped", TEXTS)
+    assert again.train(progress=False)
+    one, two = (load_tensors(checkpoint_paths(run.folder)[-1])[0] for run in (straight, again))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
 
@@ -176,20 +174,22 @@ def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_goes_on_with_its_own_model_alone(tmp_path: Path) -> None:
-    Run(replace(OPTIONS, model="rnn"), tmp_path, TEXTS, running=Running(steps=1)).go(progress=False)
+    Trainer(OPTIONS.replace(model="rnn"), tmp_path, TEXTS, running=Running(steps=1)).train(
+        progress=False
+    )
     for name in ("rnn-attention", "convolution", "transformer"):
         with pytest.raises(UsageError, match=f"its training has --model rnn, not {name}; give"):
-            Run(replace(OPTIONS, model=name), tmp_path, TEXTS)
+            Trainer(OPTIONS.replace(model=name), tmp_path, TEXTS)
     # What --model changes is named before what its recipe changes with it.
     with pytest.raises(UsageError, match="--model rnn, not transformer; give"):
-        Run(replace(OPTIONS, model="transformer", layers=2, dropout=None), tmp_path, TEXTS)
+        Trainer(OPTIONS.replace(model="transformer", layers=2, dropout=None), tmp_path, TEXTS)
     with pytest.raises(UsageError, match=r"--dropout 0\.2, not unset; give"):
-        Run(replace(OPTIONS, model="rnn", dropout=None), tmp_path, TEXTS)
+        Trainer(OPTIONS.replace(model="rnn", dropout=None), tmp_path, TEXTS)
 
 
 def test_other_models_are_not_compiled(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--compile: for the Transformer only"):
-        Run(replace(OPTIONS, model="rnn"), tmp_path, TEXTS, running=Running(compile=True))
+        Trainer(OPTIONS.replace(model="rnn"), tmp_path, TEXTS, running=Running(compile=True))
 
 
 def test_recipes_of_the_other_models() -> None:
@@ -199,17 +199,17 @@ def test_recipes_of_the_other_models() -> None:
             assert model_config(replace(recipe, model=name), shared=True).max_len
     assert find_recipe("multi30k") == RECIPES["multi30k"]
     with pytest.raises(UsageError, match="--model perceptron: choose among transformer, rnn,"):
-        check_options(replace(OPTIONS, model="perceptron"))  # type: ignore[arg-type]
+        check_options(OPTIONS.replace(model="perceptron"))  # type: ignore[arg-type]
     for wrong in ({"preset": "base"}, {"norm": "pre"}):
         with pytest.raises(
             UsageError, match="--model rnn: has no --preset but tiny, and no --norm"
         ):
-            check_options(replace(OPTIONS, model="rnn", **wrong))  # type: ignore[arg-type]
+            check_options(OPTIONS.replace(model="rnn", **wrong))  # type: ignore[arg-type]
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
-    run = Run(replace(OPTIONS, updates=1), tmp_path, TEXTS)
-    assert run.go(progress=False)
+    run = Trainer(OPTIONS.replace(updates=1), tmp_path, TEXTS)
+    assert run.train(progress=False)
     path = tmp_path / "config.json"
     data = json.loads(path.read_text())
     assert data["architecture"] == "transformer"
