@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
 
 
 class FileError(ValueError):
@@ -80,15 +84,11 @@ def write_atomically(path: str | Path, data: bytes) -> None:
             part.unlink(missing_ok=True)
 
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what such a file system answers
-
-
 @contextlib.contextmanager
 def locked(folder: str | Path, *, wait: bool) -> Iterator[None]:
-    """Hold a folder for this process; the system frees it when the process dies.
+    """Hold a folder for this process, where the system has such locks.
 
-    The lock is a file ``.lock`` in the folder, which stays there. On a file system without
-    locks nothing is held.
+    Nothing is written: the system keeps the lock, and frees it when the process dies.
 
     Args:
         folder: An existing folder.
@@ -96,25 +96,25 @@ def locked(folder: str | Path, *, wait: bool) -> Iterator[None]:
 
     Raises:
         BlockingIOError: Another process holds the folder, and ``wait`` is false.
-        OSError: Nothing can be written in the folder.
+        OSError: The folder cannot be opened.
     """
-    from filelock import FileLock, Timeout  # takes longer to import than most programs need it
-
-    lock = FileLock(Path(folder) / ".lock")
+    if fcntl is None:
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if not wait:
-            raise BlockingIOError(errno.EAGAIN, f"{folder}: another process holds it") from None
-        print(f"{folder}: waiting for another process", file=sys.stderr)
-        lock.acquire()
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            print(f"{folder}: waiting for another process", file=sys.stderr)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
         yield
     finally:
-        lock.release()
+        os.close(held)
 
 
 LEFTOVER = re.compile(r"\..+\.(?:safetensors|jsonl?|txt)(?:\.(\d+))?\.part")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from annotated_transformer.data.files import FileError, write_atomically
 from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
-from annotated_transformer.engine.typed import from_dict
+from annotated_transformer.engine.typed import typed
 from annotated_transformer.training.distributed import DistributedWorld, full_tensor, shard_like
 from annotated_transformer.translation.tokenizers import TokenizerError, load_tokenizer
 
@@ -201,7 +201,7 @@ def _load_description(folder: Path) -> System:
             raise ValueError(f"its contents do not have the digest {sha256}")
         if (kind := data["architecture"]) not in ARCHITECTURES:
             raise ValueError(f"its architecture {kind!r} is unknown to this version")
-        config = from_dict(ARCHITECTURES[kind], data["model"])
+        config = typed(ARCHITECTURES[kind], data["model"])
         first, second = (str(language) for language in data["languages"])
         names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
         loaded = [load_tokenizer(folder / name) for name in names]
