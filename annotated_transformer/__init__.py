@@ -1,3 +1,40 @@
-"""The Transformer of "Attention Is All You Need", explained, tested and fast."""
+"""The Transformer of "Attention Is All You Need", explained, tested and fast.
+
+The names that most programs want stand here, and are loaded when they are asked for:
+``from annotated_transformer import make_model, attention, Batch``.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "model.architecture": "EncoderDecoder Generator clones Encoder Decoder EncoderLayer "
+    "DecoderLayer SublayerConnection LayerNorm",
+    "model.attention": "attention",
+    "model.multi_head": "MultiHeadedAttention subsequent_mask padding_mask",
+    "model.feed_forward": "PositionwiseFeedForward",
+    "model.embeddings": "Embeddings PositionalEncoding LearnedPositions sinusoid",
+    "model.transformer": "ModelConfig PRESETS build_model make_model count_parameters",
+    "training.batches": "Batch make_batch token_batches",
+    "training.loop": "batch_loss update fit evaluate Progress NonFiniteError",
+    "training.copy_task": "data_gen",
+    "training.optimizer": "NoamOpt make_adam noam_schedule rate",
+    "training.regularization": "LabelSmoothing smoothed_target",
+    "translation.greedy": "greedy_decode greedy_search",
+    "translation.beam_search": "beam_search Hypothesis",
+    "notation": "PAD BOS EOS UNK",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]

@@ -1,75 +1,203 @@
-"""Code written for the well-known article runs with changed imports; its weights load."""
+"""Code written for The Annotated Transformer runs with changed imports, and learns."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import Variable
 
-from annotated_transformer.model.attention import subsequent_mask
-from annotated_transformer.model.transformer import article_state, make_model
-from annotated_transformer.training.batches import Batch
-from annotated_transformer.training.copy_task import data_gen
-from annotated_transformer.training.optimizer import NoamOpt
-from annotated_transformer.training.regularization import LabelSmoothing
-from annotated_transformer.translation.decoding import greedy_decode
+import annotated_transformer
+from annotated_transformer import article, make_model
+from annotated_transformer.article import (
+    Batch,
+    DummyOptimizer,
+    DummyScheduler,
+    LabelSmoothing,
+    LayerNorm,
+    MultiGPULossCompute,
+    MultiHeadedAttention,
+    NoamOpt,
+    SimpleLossCompute,
+    TrainState,
+    article_state,
+    attention,
+    average,
+    batch_size_fn,
+    data_gen,
+    get_std_opt,
+    greedy_decode,
+    rebatch,
+    run_epoch,
+    subsequent_mask,
+    tokenize_de,
+    tokenize_en,
+)
 
-
-class SimpleLossCompute:
-    """As a user of the article has it."""
-
-    def __init__(self, generator, criterion, opt=None):
-        self.generator, self.criterion, self.opt = generator, criterion, opt
-
-    def __call__(self, x, y, norm):
-        x = self.generator(x)
-        loss = self.criterion(x.reshape(-1, x.size(-1)), y.reshape(-1)) / norm
-        if self.opt is not None:
-            loss.backward()
-            self.opt.step()
-            self.opt.optimizer.zero_grad()
-        return loss.item() * norm
-
-
-def run_epoch(batches, model, loss_compute):
-    total, tokens = 0.0, 0
-    for batch in batches:
-        out = model.forward(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
-        total += loss_compute(out, batch.tgt_y, batch.ntokens)
-        tokens += batch.ntokens
-    return total / tokens
+V = 11
+PADDED = torch.tensor([[1, 8, 9, 2], [1, 3, 2, 0]])
 
 
-def test_the_copy_task_as_the_article_writes_it():
-    torch.manual_seed(0)
-    V = 11
-    criterion = LabelSmoothing(size=V, padding_idx=0, smoothing=0.0)
-    model = make_model(V, V, N=2, d_model=64, d_ff=128, h=4)
+def noam(model: nn.Module, warmup: int, factor: float = 1.0) -> NoamOpt:
+    """As users of 2018 write it."""
     adam = torch.optim.Adam(model.parameters(), lr=0, betas=(0.9, 0.98), eps=1e-9)
-    opt = NoamOpt(model.src_embed[0].d_model, 1, 400, adam)
-    losses = []
-    for _ in range(2):
+    return NoamOpt(model.src_embed[0].d_model, factor, warmup, adam)
+
+
+def copy_task_2018(model: nn.Module, epochs: int) -> float:
+    """The copy task as the edition of 2018 runs it; return the last loss per token."""
+    criterion = LabelSmoothing(size=V, padding_idx=0, smoothing=0.0)
+    opt, last = noam(model, 400), math.inf
+    for _ in range(epochs):
         model.train()
-        train = SimpleLossCompute(model.generator, criterion, opt)
-        run_epoch(data_gen(V, 30, 20), model, train)
+        run_epoch(data_gen(V, 30, 20), model, SimpleLossCompute(model.generator, criterion, opt))
         model.eval()
         with torch.no_grad():
-            check = SimpleLossCompute(model.generator, criterion)
-            losses.append(run_epoch(data_gen(V, 30, 5), model, check))
-    assert losses[1] < losses[0]
-    src = torch.arange(1, 11).unsqueeze(0)
-    words = greedy_decode(model, src, torch.ones(1, 1, 10), max_len=10, start_symbol=1)
-    assert words.shape[0] == 1
-    assert words[0, 0] == 1
+            check = SimpleLossCompute(model.generator, criterion, None)
+            last = run_epoch(data_gen(V, 30, 5), model, check)
+    assert opt._step == 20 * epochs
+    assert opt._rate == opt.rate() == opt.optimizer.param_groups[0]["lr"]
+    return float(last)
 
 
-def test_batch():
-    batch = Batch(torch.tensor([[1, 5, 0]]), torch.tensor([[1, 5, 6, 0]]), 0)
-    assert batch.tgt.tolist() == [[1, 5, 6]]
-    assert batch.tgt_y.tolist() == [[5, 6, 0]]
-    assert batch.src_mask.tolist() == [[[True, True, False]]]
-    assert torch.equal(batch.tgt_mask, subsequent_mask(3))
-    assert batch.ntokens == 2
+def test_the_copy_task_of_2018_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model = article.make_model(V, V, N=2)
+    before = [p.shape for p in model.parameters()]
+    assert copy_task_2018(model, 7) < 1.0  # guessing costs 2.3
+    src, mask = Variable(torch.arange(1, V).unsqueeze(0)), Variable(torch.ones(1, 1, 10))
+    ys = greedy_decode(model, src, mask, max_len=10, start_symbol=1)
+    assert int((ys == src).sum()) >= 4
+    assert [p.shape for p in model.parameters()] == before
+    assert "Epoch Step: 1 Loss:" in capsys.readouterr().out
+
+
+def test_the_loss_of_several_devices_gives_the_same_weights() -> None:
+    def trained(make) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = article.make_model(V, V, 1, 16, 32, 2, dropout=0.0).double()
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+        criterion = LabelSmoothing(V, 0, 0.1)
+        loss = run_epoch(data_gen(V, 6, 3), model, make(model, criterion, noam(model, 2)))
+        return [*model.parameters(), torch.tensor(float(loss), dtype=torch.double)]
+
+    one = trained(lambda m, c, o: SimpleLossCompute(m.generator, c, o))
+    several = trained(lambda m, c, o: MultiGPULossCompute(m.generator, c, [0, 1, 2], o, 4))
+    for mine, yours in zip(one, several, strict=True):
+        torch.testing.assert_close(mine, yours, rtol=0, atol=1e-12)
+
+
+def test_the_loop_of_2022() -> None:
+    torch.manual_seed(0)
+    model = article.make_model(V, V, N=1, d_model=16, d_ff=32, h=2)
+    criterion = LabelSmoothing(V, 0, 0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5, betas=(0.9, 0.98), eps=1e-9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: article.rate(step, 16, factor=1.0, warmup=40)
+    )
+    compute, losses = SimpleLossCompute(model.generator, criterion), []
+    state = TrainState()
+    for _ in range(6):
+        model.train()
+        batches = data_gen(V, 20, 10)
+        _, state = run_epoch(
+            batches, model, compute, optimizer, schedule, mode="train", accum_iter=2,
+            train_state=state,
+        )  # fmt: skip
+        model.eval()
+        loss, _ = run_epoch(
+            data_gen(V, 20, 2), model, compute, DummyOptimizer(), DummyScheduler(), mode="eval"
+        )
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    assert (state.step, state.accum_step, state.samples) == (60, 30, 1200)
+    assert state.tokens == 60 * 20 * 9
+
+
+def test_attributes_of_both_editions() -> None:
+    batch = Batch(torch.tensor([[1, 5, 0]] * 2), trg=PADDED, pad=0)
+    assert batch.trg.tolist() == batch.tgt.tolist() == PADDED[:, :-1].tolist()
+    assert batch.trg_y.tolist() == batch.tgt_y.tolist() == PADDED[:, 1:].tolist()
+    assert torch.equal(batch.trg_mask, batch.tgt_mask)
+    assert batch.ntokens == 5
+    assert Batch(torch.tensor([[5, 2, 2]]), tgt=torch.tensor([[1, 4, 2]]), pad=2).ntokens == 1
+    with pytest.raises(TypeError, match="no argument 'target'"):
+        Batch(PADDED, target=PADDED)
+    attn = MultiHeadedAttention(2, 8)
+    x = torch.randn(3, 4, 8)
+    attn(x, x, x, subsequent_mask(4))
+    assert attn.attn.shape == (3, 2, 4, 4)
+    assert len(attn.linears) == 4
+    criterion = LabelSmoothing(size=5, padding_idx=0, smoothing=0.4)
+    criterion(torch.randn(2, 5).log_softmax(-1), torch.tensor([2, 0]))
+    assert criterion.confidence == 0.6
+    assert criterion.true_dist[0].tolist() == pytest.approx([0, 0.4 / 3, 0.6, 0.4 / 3, 0.4 / 3])
+    assert criterion.true_dist[1].tolist() == [0.0] * 5
+
+
+def test_defaults_are_those_of_the_article() -> None:
+    model = article.make_model(7, 9, N=1, d_model=8, d_ff=16, h=2, dropout=0.2)
+    layer = model.encoder.layers[0]
+    assert {p.p for p in model.modules() if isinstance(p, nn.Dropout)} == {0.1, 0.2}
+    assert layer.self_attn.dropout.p == 0.1
+    assert layer.feed_forward.dropout.p == 0.2
+    assert {m.order for m in model.modules() if hasattr(m, "order")} == {"pre"}
+    assert model.src_embed[0].lut.weight is not model.tgt_embed[0].lut.weight
+    assert model.generator.proj.weight is not model.tgt_embed[0].lut.weight
+    x = torch.randn(4, 8)
+    wanted = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(LayerNorm(8)(x), wanted)
+    opt = get_std_opt(model)
+    assert (opt.factor, opt.warmup, opt.model_size) == (2, 4000, 8)
+
+
+def test_a_layer_of_ones_own_goes_into_the_stacks() -> None:
+    class Doubling(nn.Module):
+        size = 4
+
+        def forward(self, x, mask):
+            return 2 * x
+
+    x = torch.randn(2, 3, 4)
+    torch.testing.assert_close(article.Encoder(Doubling(), 3)(x, None), LayerNorm(4)(8 * x))
+
+
+def test_pipeline_functions() -> None:
+    first = SimpleNamespace(src=["a"] * 3, trg=["b"])
+    assert [batch_size_fn(first, 1, 0), batch_size_fn(first, 2, 3)] == [3, 6]
+    assert batch_size_fn(SimpleNamespace(src=["a"], trg=["b"] * 7), 3, 6) == 27
+    batch = rebatch(0, SimpleNamespace(src=PADDED.T, trg=PADDED.T))
+    assert torch.equal(batch.src, PADDED)
+    assert tokenize_de("Das Haus, das ich sah.") == ["Das", "Haus", ",", "das", "ich", "sah", "."]
+    assert tokenize_en("It's here.") == ["It", "'s", "here", "."]
+
+
+def test_average() -> None:
+    models = [nn.Linear(2, 2) for _ in range(3)]
+    average(models[0], models[1:])
+    torch.testing.assert_close(models[0].weight, (models[1].weight + models[2].weight) / 2)
+
+
+def test_attention_of_weights_with_dropout() -> None:
+    q = torch.randn(2, 3, 4)
+    x, weights = attention(q, q, q, mask=subsequent_mask(3), dropout=nn.Dropout(0.5))
+    assert x.shape == (2, 3, 4)
+    assert weights.shape == (2, 3, 3)
+
+
+def test_names_at_the_top_are_those_of_their_modules() -> None:
+    assert annotated_transformer.attention is attention
+    assert set(annotated_transformer.__all__) <= set(dir(annotated_transformer))
+    for name in annotated_transformer.__all__:
+        assert getattr(annotated_transformer, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'atention'"):
+        annotated_transformer.atention  # noqa: B018
+
+
+# --- weights of the article's model -----------------------------------------------------------
 
 
 class Article(nn.Module):

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from annotated_transformer.background.seq2seq import Translator
+from annotated_transformer.model.architecture import EncoderDecoder, Generator
+from annotated_transformer.translation.greedy import Steps
 
 
 def windows(x: Tensor, kernel: int, causal: bool) -> Tensor:
@@ -156,25 +157,20 @@ class SourceAttention(nn.Module):
 
 
 class ConvolutionalEncoder(nn.Module):
-    """Embeddings and centred gated convolutions, each in a residual connection.
+    """Centred gated convolutions, each in a residual connection."""
 
-    Args:
-        embed: Words and places of the source.
-        layers: Centred convolutions.
-    """
-
-    def __init__(self, embed: PositionedWords, layers: list[GatedConvolution]) -> None:
+    def __init__(self, layers: list[GatedConvolution]) -> None:
         super().__init__()
-        self.embed, self.layers = embed, nn.ModuleList(layers)
+        self.layers = nn.ModuleList(layers)
 
-    def forward(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
-        """Encode ``src (batch, m)``, whose mask ``(batch, 1, m)`` is true at real tokens.
+    def forward(self, x: Tensor, src_mask: Tensor | None) -> Tensor:
+        """Encode ``x (batch, m, width)``, whose mask ``(batch, 1, m)`` is true at real tokens.
 
         Returns:
             ``(batch, m, 2 * width)``: keys, and beside them values. Both are zero at padding.
         """
         padding = None if src_mask is None else ~src_mask.transpose(1, 2)  # (batch, m, 1)
-        embedded = z = _without(self.embed(src), padding)
+        embedded = z = _without(x, padding)
         for layer in self.layers:
             z = _without(add(z, layer(z)), padding)
         return torch.cat([z, add(z, embedded)], dim=-1)
@@ -274,7 +270,7 @@ class ConvolutionConfig:
         return ConvolutionalTranslator(src_vocab, tgt_vocab, self)
 
 
-class ConvolutionalTranslator(Translator):
+class ConvolutionalTranslator(EncoderDecoder):
     """Convolutional encoder and decoder with attention in every decoder layer (ConvS2S).
 
     Args:
@@ -283,46 +279,34 @@ class ConvolutionalTranslator(Translator):
         config: Sizes.
     """
 
+    decoder: nn.ModuleList
+    tgt_embed: PositionedWords
+
     def __init__(self, src_vocab: int, tgt_vocab: int, config: ConvolutionConfig) -> None:
-        super().__init__()
         c = config
         layers = [
             GatedConvolution(c.width, c.kernel, c.dropout, causal=False) for _ in range(c.layers)
         ]
-        embed = PositionedWords(src_vocab, c.width, c.max_len, c.dropout)
-        self.encoder = ConvolutionalEncoder(embed, layers)
-        self.embed = PositionedWords(tgt_vocab, c.width, c.max_len, c.dropout)
-        self.layers = nn.ModuleList(
+        source = PositionedWords(src_vocab, c.width, c.max_len, c.dropout)
+        target = PositionedWords(tgt_vocab, c.width, c.max_len, c.dropout)
+        decoder = nn.ModuleList(
             ConvolutionalDecoderLayer(c.width, c.kernel, c.dropout) for _ in range(c.layers)
         )
-        self.dropout = nn.Dropout(c.dropout)
-        self.output = nn.Linear(c.width, tgt_vocab)
-        nn.init.normal_(self.output.weight, std=math.sqrt((1 - c.dropout) / c.width))
-        nn.init.zeros_(self.output.bias)
-
-    @property
-    def projection(self) -> nn.Linear:
-        """The last layer, from the decoder's output to logits."""
-        return self.output
+        generator = Generator(c.width, tgt_vocab)
+        nn.init.normal_(generator.proj.weight, std=math.sqrt((1 - c.dropout) / c.width))
+        nn.init.zeros_(generator.proj.bias)
+        super().__init__(ConvolutionalEncoder(layers), decoder, source, target, generator)
+        self.config, self.dropout = config, nn.Dropout(c.dropout)
 
     @property
     def decoder_layers(self) -> list[ConvolutionalDecoderLayer]:
         """The layers of the decoder, the lowest first."""
-        return [layer for layer in self.layers if isinstance(layer, ConvolutionalDecoderLayer)]
+        return [layer for layer in self.decoder if isinstance(layer, ConvolutionalDecoderLayer)]
 
     @property
     def max_len(self) -> int:
         """Most positions of a sentence."""
-        return self.embed.places.num_embeddings
-
-    def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
-        """Encode ``src (batch, m)``: keys and values ``(batch, m, 2 * width)``.
-
-        Raises:
-            IndexError: A sentence is longer than ``max_len``.
-        """
-        memory: Tensor = self.encoder(src, src_mask)
-        return memory
+        return self.tgt_embed.places.num_embeddings
 
     def decode(
         self, memory: Tensor, src_mask: Tensor | None, tgt: Tensor, tgt_mask: Tensor | None = None
@@ -350,27 +334,18 @@ class ConvolutionalTranslator(Translator):
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the decoder's output, and the weights of each layer's attention."""
         source, found = Source.of(memory, src_mask), []
-        x = g = self.embed(tgt)
+        x = g = self.tgt_embed(tgt)
         for layer in self.decoder_layers:
             x, weights = layer(x, g, source)
             found.append(weights)
         return self.dropout(x), found
 
-    def start_steps(
-        self, src: Tensor, src_mask: Tensor, capacity: int, beam: int = 1
-    ) -> ConvolutionSteps:
-        """Encode sentences; return what decodes them, token by token.
-
-        Args:
-            src: Source tokens ``(sentences, m)``.
-            src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
-            capacity: Most target positions; what is kept does not grow with them.
-            beam: Hypotheses of each sentence.
-        """
+    def start_steps(self, src: Tensor, src_mask: Tensor, beam: int = 1) -> ConvolutionSteps:
+        """Encode sentences; return what decodes them. What is kept does not grow."""
         return ConvolutionSteps(self, self.encode(src, src_mask), src_mask, beam)
 
 
-class ConvolutionSteps:
+class ConvolutionSteps(Steps):
     """Steps of decoding that keep the last ``kernel - 1`` inputs of each layer.
 
     Args:
@@ -390,18 +365,18 @@ class ConvolutionSteps:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``.
+        """Decode one position: tokens ``(rows,)`` to log-probabilities ``(rows, vocab)``.
 
         Raises:
             IndexError: The model has no position for it.
         """
-        g = self.model.embed(tokens.unsqueeze(1), self.length)  # (rows, 1, width)
+        g = self.model.tgt_embed(tokens.unsqueeze(1), self.length)  # (rows, 1, width)
         x = g = g.view(-1, self.beam, g.size(-1))  # (sentences, beam, width)
         for number, layer in enumerate(self.model.decoder_layers):
             x, self.kept[number] = layer.step(x, g, self.source, self.kept[number])
         self.length += 1
-        logits: Tensor = self.model.projection(x.flatten(0, 1))
-        return logits
+        log_probs: Tensor = self.model.generator(x.flatten(0, 1))
+        return log_probs
 
     def select(self, sentences: Tensor) -> None:
         """Keep the given sentences, in that order."""

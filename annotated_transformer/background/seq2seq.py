@@ -6,149 +6,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from annotated_transformer.background.recurrent import gru_step
-
-
-class Translator(nn.Module, ABC):
-    """An encoder and a decoder: what is trained and searched, whatever is inside."""
-
-    @property
-    @abstractmethod
-    def projection(self) -> nn.Linear:
-        """The last layer, from the decoder's output to logits."""
-
-    @property
-    @abstractmethod
-    def max_len(self) -> int:
-        """Most positions of a sentence."""
-
-    @abstractmethod
-    def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
-        """Encode ``src (batch, m)``; the mask ``(batch, 1, m)`` is true at real tokens."""
-
-    @abstractmethod
-    def decode(
-        self, memory: Tensor, src_mask: Tensor | None, tgt: Tensor, tgt_mask: Tensor | None
-    ) -> Tensor:
-        """Decode ``tgt (batch, n)``, each position from the earlier ones: ``(batch, n, d)``."""
-
-    def forward(
-        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
-    ) -> Tensor:
-        """Encode the source, decode the target given its own earlier tokens.
-
-        Args:
-            src: Token numbers ``(batch, m)``.
-            tgt: Token numbers ``(batch, n)``, starting with the begin symbol.
-            src_mask: ``(batch, 1, m)``, true at real tokens.
-            tgt_mask: ``(batch, n, n)``, true where a position may see another one; models that
-                cannot see the future need none.
-
-        Returns:
-            The decoder's output ``(batch, n, d)``; ``projection`` makes it logits.
-        """
-        return self.decode(self.encode(src, src_mask), src_mask, tgt, tgt_mask)
-
-    def forward_packed(
-        self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor
-    ) -> Tensor:
-        """As ``forward``, at the kept target positions alone.
-
-        Args:
-            src: Token numbers ``(batch, m)``.
-            tgt: Token numbers ``(batch, n)``.
-            src_keep: Boolean ``(batch, m)``, true at the tokens that count.
-            tgt_keep: Boolean ``(batch, n)``, likewise.
-
-        Returns:
-            ``(rows, d)``, in the order of ``tgt[tgt_keep]``.
-        """
-        past = subsequent_mask(tgt.size(1), tgt.device)
-        out: Tensor = self(src, tgt, src_keep.unsqueeze(1), past)
-        return out[tgt_keep]
-
-    def start_steps(self, src: Tensor, src_mask: Tensor, capacity: int, beam: int = 1) -> Steps:
-        """Encode sentences; return what decodes them, token by token.
-
-        Args:
-            src: Source tokens ``(sentences, m)``.
-            src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
-            capacity: Most target positions.
-            beam: Hypotheses of each sentence.
-        """
-        return PrefixSteps(self, self.encode(src, src_mask), src_mask, beam)
-
-
-def subsequent_mask(size: int, device: torch.device | None = None) -> Tensor:
-    """Return the causal mask of section 3.2.3, ``(1, size, size)``, true up to the diagonal."""
-    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
-
-
-class Steps(Protocol):
-    """What decodes one more position of each sentence."""
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Take the newest token of each hypothesis ``(rows,)``; return logits ``(rows, vocab)``."""
-
-    def select(self, sentences: Tensor) -> None:
-        """Keep the given sentences, in that order."""
-
-    def follow(self, parents: Tensor) -> None:
-        """Go on from the hypotheses ``parents (sentences, beam)``, numbers within a sentence."""
-
-
-def rows_of(sentences: Tensor, beam: int) -> Tensor:
-    """Return the rows of the hypotheses of ``sentences (s,)``: ``(s * beam,)``."""
-    places = torch.arange(beam, device=sentences.device)
-    return (sentences.unsqueeze(1) * beam + places).flatten()
-
-
-def rows_of_parents(parents: Tensor) -> Tensor:
-    """Return the rows of the hypotheses ``parents (sentences, beam)``: ``(sentences * beam,)``."""
-    first = torch.arange(0, parents.numel(), parents.size(1), device=parents.device)
-    return (first.unsqueeze(1) + parents).flatten()
-
-
-class PrefixSteps:
-    """Steps that read the whole output so far again each time: right for every model, and slow.
-
-    Args:
-        model: In evaluation mode.
-        memory: The encoder's output, one row a sentence.
-        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
-        beam: Hypotheses of each sentence.
-    """
-
-    def __init__(self, model: Translator, memory: Tensor, src_mask: Tensor, beam: int = 1) -> None:
-        self.model, self.beam = model, beam
-        self.memory = memory.repeat_interleave(beam, 0)  # (rows, ...)
-        self.src_mask = src_mask.repeat_interleave(beam, 0)
-        self.written = torch.zeros(self.memory.size(0), 0, dtype=torch.long, device=memory.device)
-
-    @torch.no_grad()
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``."""
-        self.written = torch.cat([self.written, tokens.unsqueeze(1)], 1)
-        past = subsequent_mask(self.written.size(1), tokens.device)
-        out = self.model.decode(self.memory, self.src_mask, self.written, past)
-        logits: Tensor = self.model.projection(out[:, -1])
-        return logits
-
-    def select(self, sentences: Tensor) -> None:
-        """Keep the given sentences, in that order."""
-        rows = rows_of(sentences, self.beam)
-        self.memory, self.src_mask = self.memory[rows], self.src_mask[rows]
-        self.written = self.written[rows]
-
-    def follow(self, parents: Tensor) -> None:
-        """Go on from the hypotheses ``parents (sentences, beam)``; their source is the same."""
-        self.written = self.written[rows_of_parents(parents)]
+from annotated_transformer.model.architecture import EncoderDecoder, Generator
+from annotated_transformer.translation.greedy import Steps, rows_of, rows_of_parents
 
 
 class RecurrentEncoder(nn.Module):
@@ -412,7 +278,7 @@ DECODERS: Mapping[str, Callable[[int, int, int, float], RecurrentDecoder]] = {
 }
 
 
-class RecurrentTranslator(Translator):
+class RecurrentTranslator(EncoderDecoder):
     """Recurrent encoder and decoder, with attention or without.
 
     Args:
@@ -421,26 +287,22 @@ class RecurrentTranslator(Translator):
         config: Attention and sizes.
     """
 
-    def __init__(self, src_vocab: int, tgt_vocab: int, config: RecurrentConfig) -> None:
-        super().__init__()
-        c = self.config = config
-        sizes = (c.width, c.hidden, c.layers, c.dropout)
-        self.src_embed = nn.Embedding(src_vocab, c.width)
-        self.tgt_embed = nn.Embedding(tgt_vocab, c.width)
-        self.encoder = RecurrentEncoder(*sizes)
-        self.decoder = DECODERS[c.attention](*sizes)
-        self.vocabulary = nn.Linear(c.width, tgt_vocab)
-        self.dropout = nn.Dropout(c.dropout)
+    encoder: RecurrentEncoder
+    decoder: RecurrentDecoder
+    src_embed: nn.Embedding
+    tgt_embed: nn.Embedding
 
-    @property
-    def projection(self) -> nn.Linear:
-        """The last layer, from the decoder's output to logits."""
-        return self.vocabulary
+    def __init__(self, src_vocab: int, tgt_vocab: int, config: RecurrentConfig) -> None:
+        c, sizes = config, (config.width, config.hidden, config.layers, config.dropout)
+        embeddings = nn.Embedding(src_vocab, c.width), nn.Embedding(tgt_vocab, c.width)
+        parts = RecurrentEncoder(*sizes), DECODERS[c.attention](*sizes)
+        super().__init__(*parts, *embeddings, Generator(c.width, tgt_vocab))
+        self.config, self.dropout = config, nn.Dropout(c.dropout)
 
     @property
     def max_len(self) -> int:
         """Most positions of a sentence."""
-        return self.config.max_len
+        return int(self.config.max_len)
 
     def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         """Read the source.
@@ -507,10 +369,8 @@ class RecurrentTranslator(Translator):
         return weights.masked_fill(source.padding, 0.0)
 
     @torch.no_grad()
-    def start_steps(
-        self, src: Tensor, src_mask: Tensor, capacity: int, beam: int = 1
-    ) -> RecurrentSteps:
-        """Encode sentences; return what decodes them. ``capacity`` does not matter here."""
+    def start_steps(self, src: Tensor, src_mask: Tensor, beam: int = 1) -> RecurrentSteps:
+        """Encode sentences; return what decodes them."""
         return RecurrentSteps(self, self.encode(src, src_mask), src_mask, beam)
 
 
@@ -529,7 +389,7 @@ def lengths(src: Tensor, src_mask: Tensor | None) -> Tensor:
     return counted[0]
 
 
-class RecurrentSteps:
+class RecurrentSteps(Steps):
     """Steps that go on from the decoder's last state: each costs the same.
 
     Args:
@@ -549,10 +409,10 @@ class RecurrentSteps:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Decode one position: tokens ``(rows,)`` to logits ``(rows, vocab)``."""
+        """Decode one position: tokens ``(rows,)`` to log-probabilities ``(rows, vocab)``."""
         out, self.state, _ = self.model.advance(tokens.unsqueeze(1), self.source, self.state)
-        logits: Tensor = self.model.projection(out[:, -1])
-        return logits
+        log_probs: Tensor = self.model.generator(out[:, -1])
+        return log_probs
 
     def select(self, sentences: Tensor) -> None:
         """Keep the given sentences, in that order."""

@@ -117,7 +117,7 @@ def locked(folder: str | Path, *, wait: bool) -> Iterator[None]:
         os.close(held)
 
 
-LEFTOVER = re.compile(r"\..+\.(?:safetensors|jsonl?|txt)(?:\.(\d+))?\.part")
+LEFTOVER = re.compile(r"\..+\.(?:safetensors|jsonl?|txt)\.(\d+)\.part")
 
 
 def remove_leftovers(folder: str | Path) -> None:
@@ -127,14 +127,14 @@ def remove_leftovers(folder: str | Path) -> None:
     """
     for part in Path(folder).glob(".*.part"):
         found = LEFTOVER.fullmatch(part.name)
-        if found and not _is_alive(int(found[1] or 0)):
+        if found and not _is_alive(int(found[1])):
             with contextlib.suppress(OSError):
                 part.unlink()
 
 
 def _is_alive(process: int) -> bool:
     """Whether another process than this one has this number."""
-    if process in (0, os.getpid()):
+    if process == os.getpid():
         return False
     try:
         os.kill(process, 0)

@@ -203,9 +203,8 @@ class CompiledLoss(nn.Module):
         own = torch.eye(tgt.size(1), dtype=torch.bool, device=tgt.device)
         past = past & (tgt != pad).unsqueeze(1) | own
         m = self.model
-        x = embed(m.src_embed, src.flatten(), source.positions)
-        memory = m.encoder(x, _PaddedMask(real, source, source))
-        x = embed(m.tgt_embed, tgt.flatten(), target.positions)
+        memory = m.encoder(embed(m.src_embed, src, source), _PaddedMask(real, source, source))
+        x = embed(m.tgt_embed, tgt, target)
         cross = _PaddedMask(real, target, source)
         y: Tensor = m.decoder(x, memory, cross, _PaddedMask(past, target, target))
         return y

@@ -12,16 +12,13 @@ from tqdm import tqdm
 
 from annotated_transformer.engine.checkpoints import CheckpointError
 from annotated_transformer.engine.config import RunOptions, UsageError
+from annotated_transformer.engine.devices import mfu, peak_flops
+from annotated_transformer.engine.journal import Journal
 from annotated_transformer.engine.state import TrainState, Window
 from annotated_transformer.engine.system import Architecture
+from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.loop import Progress
-from annotated_transformer.training.monitoring import (
-    Journal,
-    batch_flops,
-    peak_flops,
-    share_of_peak,
-)
 
 
 def update_flops(config: Architecture, vocabulary: int, lengths: Sequence[Sequence[int]]) -> int:
@@ -35,7 +32,7 @@ def update_flops(config: Architecture, vocabulary: int, lengths: Sequence[Sequen
     if not isinstance(config, ModelConfig):
         return 0
     sources, targets = zip(*lengths, strict=True)
-    return batch_flops(config, vocabulary, sources, targets)
+    return training_flops(config, vocabulary, sources, targets)
 
 
 def device_peak(device: torch.device, precision: str, devices: int) -> float | None:
@@ -62,7 +59,7 @@ def log_line(window: Window, peak: float | None) -> dict[str, float | None]:
         "seconds": made.seconds,
         "tokens_per_second": made.speed,
         "flops_per_second": flops / made.seconds if flops and made.seconds else None,
-        "share_of_peak": share_of_peak(flops, made.seconds, peak) if flops else None,
+        "share_of_peak": mfu(flops, made.seconds, peak) if flops else None,
         "skipped": window.skipped,
     }
 

@@ -23,13 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.layers import Dropout
 from annotated_transformer.model.multi_head import MultiHeadedAttention, PackedMask
 from annotated_transformer.model.transformer import EncoderDecoder, ModelConfig, build_model
 from annotated_transformer.notation import PAD
 from annotated_transformer.results.machine_translation import read_record
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
-from annotated_transformer.training.monitoring import batch_flops
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.training.regularization import linear_cross_entropy, smoothed_target
 from annotated_transformer.training.speed import (
@@ -558,7 +558,7 @@ def needed_flops(work: Work) -> int:
     """Return the operations of all products in a pass without padding, by formula."""
     pairs = draw_pairs(work)
     lengths = [len(s) + 1 for s, _ in pairs], [len(t) + 1 for _, t in pairs]
-    return batch_flops(work.config, work.vocabulary, *lengths)
+    return training_flops(work.config, work.vocabulary, *lengths)
 
 
 def resident(key: Literal["VmRSS", "VmHWM"]) -> int:
@@ -792,20 +792,6 @@ def read_ladders(folder: Path | None) -> dict[str, dict[str, Any]]:
 def measured_rungs(record: Mapping[str, Any]) -> list[Measured]:
     """Return the rungs of a record."""
     return [Measured(**rung) for rung in record["rungs"]]
-
-
-def flops_per_token(config: ModelConfig, n: int, vocab: int) -> int:
-    """Return the operations of products in a training step, per source and target token.
-
-    Args:
-        config: Sizes of the model.
-        n: Tokens of each sentence, source and target.
-        vocab: Tokens in the target vocabulary.
-
-    Returns:
-        Operations for one source token and one target token together; see ``batch_flops``.
-    """
-    return batch_flops(config, vocab, [n], [n]) // n
 
 
 def fit(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:

@@ -38,11 +38,9 @@ KNOWN = (
     *(Embeddings, PositionalEncoding, LearnedPositions),
     *(nn.Linear, nn.Dropout, nn.Embedding, nn.Identity, nn.ModuleList, nn.Sequential),
 )
+OWN = {"forward", "encode", "decode"}
 METHODS = {
-    (kind, name): method
-    for kind in KNOWN
-    for name, method in vars(kind).items()
-    if name in ("forward", "encode", "decode")
+    (kind, name): method for kind in KNOWN for name, method in vars(kind).items() if name in OWN
 }
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -64,7 +62,7 @@ def is_untouched(part: nn.Module) -> bool:
         return False
     for module in part.modules():
         own = vars(module)
-        changed = "forward" in own or own.get("_compiled_call_impl") is not None
+        changed = not OWN.isdisjoint(own) or own.get("_compiled_call_impl") is not None
         if type(module) not in KNOWN or changed or any(own[hooks] for hooks in HOOKS):
             return False
     return not _GLOBAL._global_forward_pre_hooks
@@ -143,16 +141,18 @@ def feed_forward(network: nn.Module, x: Tensor) -> Tensor:
     return linear(dropout(n.dropout, F.relu_(linear(x, n.w_1))), n.w_2)
 
 
-def embed(stack: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Embed ``tokens (rows,)`` at ``positions (rows,)``: ``(rows, d_model)``.
+def embed(stack: nn.Module, tokens: Tensor, rows: Rows) -> Tensor:
+    """Embed the real tokens of ``tokens (batch, length)``: ``(rows, d_model)``.
 
     Raises:
-        IndexError: A position is beyond the table.
+        IndexError: The sequences are longer than the table of positions.
     """
     table, encoding = cast(nn.Sequential, stack)
     words, places = cast(Embeddings, table), cast(PositionalEncoding, encoding)
-    x = F.embedding(tokens, words.lut.weight) * math.sqrt(words.d_model)
-    return dropout(places.dropout, x + places.pe[0, positions].to(x.dtype))
+    if (length := tokens.size(1)) > places.max_len:
+        raise IndexError(f"a sequence of {length} tokens, and only {places.max_len} positions")
+    x = F.embedding(tokens.flatten()[rows.index], words.lut.weight) * math.sqrt(words.d_model)
+    return dropout(places.dropout, x + places.pe[0, rows.positions].to(x.dtype))
 
 
 class FastEncoderLayer(nn.Module):
@@ -223,10 +223,7 @@ class FastModel(nn.Module):
 
     def encode(self, src: Tensor, mask: PackedMask) -> Tensor:
         """Encode the rows of ``src (batch, m)`` that the mask lays out: ``(rows, d_model)``."""
-        rows = mask.queries
-        memory: Tensor = self.encoder(
-            embed(self.src_embed, src.flatten()[rows.index], rows.positions), mask
-        )
+        memory: Tensor = self.encoder(embed(self.src_embed, src, mask.queries), mask)
         return memory
 
     def forward(self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor) -> Tensor:
@@ -245,7 +242,7 @@ class FastModel(nn.Module):
         see_source = src_keep.unsqueeze(1)  # (batch, 1, m)
         see_past = subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)
         memory = self.encode(src, PackedMask(see_source, source, source))
-        x = embed(self.tgt_embed, tgt.flatten()[target.index], target.positions)
+        x = embed(self.tgt_embed, tgt, target)
         cross = PackedMask(see_source, target, source)
         y: Tensor = self.decoder(x, memory, cross, PackedMask(see_past, target, target))
         return y

@@ -1,3 +1,4 @@
+# Written from book/model/attention.md: edit the chapter instead.
 """Scaled dot-product attention, Equation 1 (§3.2.1)."""
 
 import math

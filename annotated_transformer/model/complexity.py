@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import ModelConfig
 
 
 class SelfAttention(nn.Module):
@@ -40,8 +41,9 @@ class SelfAttention(nn.Module):
             mask: Boolean ``(batch or 1, 1 or n, n)``, true = may attend.
         """
         all_heads = None if mask is None else mask.unsqueeze(1)
-        y = self.attend(*self.heads.project(x, x, x), all_heads)
-        mixed: Tensor = self.heads.out_proj(y.transpose(1, 2).flatten(2))
+        *projections, mix = self.heads.linears
+        q, k, v = (w(x).unflatten(-1, (self.heads.h, -1)).transpose(1, 2) for w in projections)
+        mixed: Tensor = mix(self.attend(q, k, v, all_heads).transpose(1, 2).flatten(2))
         return mixed
 
 
@@ -380,3 +382,33 @@ def saved_bytes(layer: Callable[..., Tensor], *inputs: Tensor) -> int:
     found = sum(size for address, size in sizes.items() if address not in weights)
     del y  # until here, no block was used again
     return found
+
+
+def training_flops(
+    config: ModelConfig, vocab: int, sources: Sequence[int], targets: Sequence[int]
+) -> int:
+    """Count the operations of all matrix products in a training step, forward and backward.
+
+    A causal mask is not subtracted, though it hides nearly half of the pairs; padding, and what is
+    computed a second time to save memory, is not counted.
+
+    Args:
+        config: Sizes of the model.
+        vocab: Tokens in the target vocabulary.
+        sources: Tokens of each source sentence, the end symbol included.
+        targets: Tokens to be predicted of each target sentence, likewise.
+
+    Returns:
+        Operations; a multiplication and an addition are two.
+
+    Raises:
+        ValueError: There are not as many sources as targets.
+    """
+    d, h = config.d_model, config.h
+    heads = h * (config.d_k or d // h) + h * (config.d_v or d // h)  # keys and values
+    pairs = sum(m * m + n * n + m * n for m, n in zip(sources, targets, strict=True))
+    # Self-attention has four projections. The attention between source and target has four as
+    # well: keys and values on the one side, queries and outputs on the other.
+    token = 2 * d * heads + d * heads + 2 * d * config.d_ff
+    layers = config.N * ((sum(sources) + sum(targets)) * token + pairs * heads)
+    return (layers + sum(targets) * d * vocab) * 2 * 3

@@ -1,3 +1,4 @@
+# Written from book/model/embeddings.md: edit the chapter instead.
 """Token embeddings and positional encodings (§3.4, §3.5)."""
 
 import math
@@ -29,10 +30,9 @@ def sinusoid(length: int, d_model: int, dtype: torch.dtype = torch.float32) -> T
 
 
 class PositionalEncoding(nn.Module):
-    """Add the sinusoids of §3.5 to embeddings, then apply dropout (§5.4).
+    """Add the sinusoids of §3.5 to embeddings of width ``d_model``, then apply dropout (§5.4).
 
     Args:
-        d_model: Width of an embedding.
         dropout: Probability of dropping an element of the sum.
         max_len: Number of positions in the table.
     """
@@ -57,7 +57,7 @@ class PositionalEncoding(nn.Module):
         """
         if (length := x.size(1)) > self.max_len:
             raise IndexError(f"a sequence of {length} tokens, and only {self.max_len} positions")
-        y: Tensor = self.dropout(x + self.pe[:, :length])
+        y: Tensor = self.dropout(x + self.pe[:, :length].to(x.dtype))
         return y
 
 

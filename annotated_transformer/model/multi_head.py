@@ -1,3 +1,4 @@
+# Written from book/model/multi_head.md: edit the chapter instead.
 """Multi-head attention and the masks of its three uses (§3.2.2, §3.2.3)."""
 
 import torch
@@ -5,68 +6,55 @@ from torch import Tensor, nn
 
 from annotated_transformer.model.attention import attention
 
+Width = int | None  # of a head; None: d_model / h
 
-class MultiHeadedAttention(nn.Module):
-    """Attention by ``h`` heads, each with projections of its own (§3.2.2).
 
-    Args:
-        h: Number of heads.
-        d_model: Width of inputs and output.
-        dropout: Probability of dropping an attention weight; the paper has none here.
-        d_k: Width of a head's queries and keys; ``d_model / h`` unless given.
-        d_v: Width of a head's values; ``d_model / h`` unless given.
-
-    Attributes:
-        linears: The projections W^Q, W^K, W^V of all heads, and W^O.
-        attn: The weights of the latest call ``(batch, h, n, m)``, without gradient.
+def head_widths(h: int, d_model: int, d_k: Width, d_v: Width) -> tuple[int, int]:
+    """Return the width of a head's queries and keys, and that of its values.
 
     Raises:
         ValueError: ``d_model`` is not a multiple of ``h``, and a width is not given.
     """
+    if d_model % h and (d_k is None or d_v is None):
+        raise ValueError(f"d_model={d_model} is not a multiple of h={h}: give d_k and d_v")
+    return d_k or d_model // h, d_v or d_model // h
+
+
+def split_heads(x: Tensor, h: int) -> Tensor:
+    """Cut ``x (batch, length, h * d)`` into heads: ``(batch, h, length, d)``."""
+    y: Tensor = x.unflatten(-1, (h, -1)).transpose(1, 2)
+    return y
+
+
+class MultiHeadedAttention(nn.Module):
+    """Attention by ``h`` heads, each with projections of its own (§3.2.2).
+
+    ``linears`` are W^Q, W^K, W^V of all heads, and W^O. ``attn`` are the weights of the latest
+    call, ``(batch, h, n, m)`` without gradient. Raises ValueError as :func:`head_widths` does.
+    """
 
     def __init__(
-        self,
-        h: int,
-        d_model: int,
-        dropout: float = 0.1,
-        *,
-        d_k: int | None = None,
-        d_v: int | None = None,
+        self, h: int, d_model: int, dropout: float = 0.1, *, d_k: Width = None, d_v: Width = None
     ) -> None:
         super().__init__()
-        if d_model % h and (d_k is None or d_v is None):
-            raise ValueError(f"d_model={d_model} is not a multiple of h={h}: give d_k and d_v")
-        self.h = h
-        self.d_k, self.d_v = d_k or d_model // h, d_v or d_model // h
-        widths = (h * self.d_k, h * self.d_k, h * self.d_v)
-        projections = [nn.Linear(d_model, width) for width in widths]  # W^Q, W^K, W^V
-        self.linears = nn.ModuleList([*projections, nn.Linear(h * self.d_v, d_model)])  # W^O
+        self.h, self.d_k, self.d_v = h, *head_widths(h, d_model, d_k, d_v)
+        w_qkv = [nn.Linear(d_model, h * width) for width in (self.d_k, self.d_k, self.d_v)]
+        self.linears = nn.ModuleList([*w_qkv, nn.Linear(h * self.d_v, d_model)])
+        self.dropout = nn.Dropout(dropout)  # of the weights; the paper has none here
         self.attn: Tensor | None = None
-        self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Attend with every head, and mix what they found.
+        """Attend from ``query (batch, n, d_model)`` to ``key``, ``value (batch, m, d_model)``.
 
-        Args:
-            query: Shape ``(batch, n, d_model)``.
-            key: Shape ``(batch, m, d_model)``.
-            value: Shape ``(batch, m, d_model)``.
-            mask: ``(batch or 1, n or 1, m)``, true = may attend; the same for all heads.
-
-        Returns:
-            Shape ``(batch, n, d_model)``.
+        The mask ``(batch or 1, n or 1, m)`` holds for all heads. Returns the query's shape.
         """
-        if mask is not None:
-            mask = mask.unsqueeze(1)  # (batch, 1, n, m): the same for all heads
-        q, k, v = (  # (batch, length, h * d) -> (batch, h, length, d)
-            linear(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
-            for linear, x in zip(self.linears, (query, key, value), strict=False)
-        )
-        x, weights = attention(q, k, v, mask, self.dropout)
+        w_q, w_k, w_v, w_o = self.linears
+        q, k, v = (split_heads(x, self.h) for x in (w_q(query), w_k(key), w_v(value)))
+        x, weights = attention(q, k, v, None if mask is None else mask.unsqueeze(1), self.dropout)
         self.attn = weights.detach()
-        y: Tensor = self.linears[-1](x.transpose(1, 2).flatten(2))  # concatenated heads
+        y: Tensor = w_o(x.transpose(1, 2).flatten(2))  # Concat(head_1, ..., head_h) W^O
         return y
 
 

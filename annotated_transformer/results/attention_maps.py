@@ -15,53 +15,28 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from annotated_transformer.data.grammar import NOUNS as GRAMMAR_NOUNS
+from annotated_transformer.data.grammar import Pair
 from annotated_transformer.figures import SEQUENTIAL, canvas, live_heatmap
+from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import MultiHeadedAttention
-from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.training.batches import make_batch
-from annotated_transformer.translation.grammar import LEXICON, Pair
 from annotated_transformer.translation.tokenizers import Tokenizer, cut, normal_blanks
 
 
-@contextmanager
-def captured(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Keep the attention weights of a model's latest call, while the block lasts.
-
-    Outputs and gradients are the same, to rounding.
-
-    Args:
-        model: Any module that has a ``MultiHeadedAttention`` inside, or is one.
-
-    Yields:
-        For the name of each attention that was called, its weights ``(batch, h, n, m)``.
+def attention_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of each attention's latest call, ``(batch, h, n, m)``, by its name.
 
     Raises:
-        ValueError: There is no ``MultiHeadedAttention`` in the model.
+        ValueError: The model has no ``MultiHeadedAttention``, or was not called yet.
     """
-    found = {n: m for n, m in model.named_modules() if isinstance(m, MultiHeadedAttention)}
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no MultiHeadedAttention to look into")
-    before = {name: (module.keep_weights, module.attn) for name, module in found.items()}
-    weights: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: MultiHeadedAttention, *_: Any) -> None:
-            if module.attn is not None:
-                weights[name] = module.attn
-
-        return hook
-
-    hooks = [module.register_forward_hook(keep(name)) for name, module in found.items()]
-    try:
-        for module in found.values():
-            module.keep_weights = True
-        yield weights
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for name, module in found.items():
-            module.keep_weights, module.attn = before[name]
+    found = {n: m.attn for n, m in model.named_modules() if isinstance(m, MultiHeadedAttention)}
+    kept = {name: weights for name, weights in found.items() if weights is not None}
+    if not kept:
+        what = "was not called yet" if found else "has no MultiHeadedAttention to look into"
+        raise ValueError(f"{type(model).__name__} {what}")
+    return kept
 
 
 Part = Literal["encoder", "decoder", "cross"]
@@ -73,16 +48,16 @@ PLACES: Mapping[Part, str] = {
 
 
 def stacked(weights: Mapping[str, Tensor], part: Part) -> Tensor:
-    """Return the captured weights of all layers of a part, ``(batch, layers, h, n, m)``.
+    """Return the weights of all layers of a part, ``(batch, layers, h, n, m)``.
 
     Raises:
-        KeyError: Nothing was captured for this part.
+        KeyError: There are no weights of this part.
     """
     layers: list[Tensor] = []
     while (name := PLACES[part].format(len(layers))) in weights:
         layers.append(weights[name])
     if not layers:
-        raise KeyError(f"no weights of the {part} were captured: call the model in the block")
+        raise KeyError(f"there are no weights of the {part}: call the whole model first")
     return torch.stack(layers, dim=1)
 
 
@@ -134,8 +109,8 @@ def look(
                 for side, tokenizer in enumerate(tokenizers)
             )
             batch = make_batch(sources, targets).to(device)
-            with captured(model) as kept:
-                model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+            model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+            kept = attention_weights(model)
             parts = {part: stacked(kept, part).cpu() for part in PLACES}
             for k, (source, target) in enumerate(zip(sources, targets, strict=True)):
                 m, n = len(source) + 1, len(target) + 1  # with end, with begin
@@ -329,7 +304,7 @@ def translations(pair: Pair) -> Links:
     return frozenset((j, i) for i, j in pair.alignment)
 
 
-NOUNS = frozenset(form for noun in LEXICON for form in (noun.english, noun.english_plural))
+NOUNS = frozenset(form for noun in GRAMMAR_NOUNS for form in (noun.english, noun.english_plural))
 
 
 def antecedents(pair: Pair) -> Links:
@@ -365,7 +340,8 @@ def silenced(attention: MultiHeadedAttention, head: int) -> Iterator[None]:
     """
     if not 0 <= head < attention.h:
         raise IndexError(f"head {head} of {attention.h}")
-    part = attention.out_proj.weight.detach()[:, head * attention.d_v : (head + 1) * attention.d_v]
+    mixing = attention.linears[-1].get_parameter("weight").detach()  # (d_model, h * d_v)
+    part = mixing[:, head * attention.d_v : (head + 1) * attention.d_v]
     kept = part.clone()
     try:
         part.zero_()

@@ -35,31 +35,20 @@ class Batch:
     """Sentence pairs with their masks, as the model takes them (§3.2.3, §5.1).
 
     Args:
-        src: Source tokens ``(batch, m)``.
+        src: Source tokens ``(batch, m)``; their mask is ``src_mask (batch, 1, m)``.
         tgt: Target tokens ``(batch, n + 1)`` with begin and end symbols, or None.
         pad: The padding token.
-
-    Attributes:
-        src: Source tokens ``(batch, m)``.
-        src_mask: ``(batch, 1, m)``, true at real tokens.
-        tgt: The decoder's input ``(batch, n)``: the target without its last column.
-        tgt_y: What is to be predicted ``(batch, n)``: the target without its first column.
-        tgt_mask: ``(batch, n, n)``, true at real tokens that are not in the future.
-        ntokens: Number of target tokens to be predicted.
     """
 
-    tgt: Tensor
-    tgt_y: Tensor
-    tgt_mask: Tensor
-    ntokens: int = 0
+    tgt: Tensor  # (batch, n), what the decoder reads: the target without its last column
+    tgt_y: Tensor  # (batch, n), what is to be predicted: the target without its first column
+    tgt_mask: Tensor  # (batch, n, n), true at real tokens that are not in the future
+    ntokens: int = 0  # target tokens to be predicted
 
     def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = PAD) -> None:
-        self.pad = pad
-        self.src = src
-        self.src_mask = padding_mask(src, pad)
+        self.src, self.src_mask, self.pad = src, padding_mask(src, pad), pad
         if tgt is not None:
-            self.tgt = tgt[:, :-1]
-            self.tgt_y = tgt[:, 1:]
+            self.target, self.tgt, self.tgt_y = tgt, tgt[:, :-1], tgt[:, 1:]
             self.tgt_mask = self.make_std_mask(self.tgt, pad)
             self.ntokens = int((self.tgt_y != pad).sum())
 
@@ -68,18 +57,18 @@ class Batch:
         """Hide padding and the future: ``(batch, n)`` tokens give ``(batch, n, n)``."""
         return padding_mask(tgt, pad) & subsequent_mask(tgt.size(-1), tgt.device)
 
-    @property
-    def target(self) -> Tensor:
-        """The whole target ``(batch, n + 1)``, from its begin symbol to its end symbol."""
-        return torch.cat([self.tgt, self.tgt_y[:, -1:]], dim=1)
-
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Batch:
-        """Return the batch on a device; nothing is counted there again."""
-        moved = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(moved, name, value.to(device, non_blocking=non_blocking))
-        return moved
+        """Return the batch on a device."""
+        return _moved(self, device, non_blocking)
+
+
+def _moved(batch: Batch, device: torch.device, non_blocking: bool) -> Batch:
+    """Return a copy of a batch whose tensors are on a device; nothing is counted again."""
+    moved = copy.copy(batch)
+    for name, value in vars(batch).items():
+        if isinstance(value, Tensor):
+            setattr(moved, name, value.to(device, non_blocking=non_blocking))
+    return moved
 
 
 def _fill(

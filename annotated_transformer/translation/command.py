@@ -24,8 +24,10 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
+from annotated_transformer.engine.devices import describe_rate
+from annotated_transformer.engine.journal import read_journal
+from annotated_transformer.engine.log_figure import log_figure
 from annotated_transformer.training.distributed import together
-from annotated_transformer.training.monitoring import describe_rate, read_journal, training_figure
 from annotated_transformer.training.speed import Products, prepare_cpu
 from annotated_transformer.translation.beam_search import check_search
 from annotated_transformer.translation.checkpoints import (
@@ -336,7 +338,7 @@ class Plot:
                 curve = load_tensors(saved)[1]["curve"]
                 break
         picture = io.BytesIO()
-        figure = training_figure(journal, curve, self.model.name)
+        figure = log_figure(journal, curve, self.model.name)
         figure.savefig(picture, format=path.suffix[1:])
         write_atomically(path, picture.getvalue())
         say(f"wrote {path}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
 from annotated_transformer.translation.downloads import (
     CorpusError,
     RemoteFile,
@@ -21,7 +22,6 @@ from annotated_transformer.translation.downloads import (
     locate,
     sha256_of,
 )
-from annotated_transformer.translation.grammar import GRAMMAR_SIZES, grammar_pairs
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def key_of(chapter: Path) -> str:
     notebook = jupytext.read(chapter)
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     code = "\n".join(map(plain, cells))
-    files: set[Path] = {ROOT / "requirements.txt"}
+    files: set[Path] = {ROOT / "requirements.txt", *(ROOT / PACKAGE).glob("*.html")}
     for name in imports(code):
         if (file := file_of(name)) is not None:
             files |= {file, *needed_by(file)}
@@ -90,6 +90,7 @@ def key_of(chapter: Path) -> str:
         files.update((ROOT / PACKAGE).rglob("*.py"))
     if "results" in code:
         files.update((ROOT / "results").rglob("*.json"))
+    files |= {table for file in files for table in file.parent.glob("*.tsv")}  # read by its code
     digest = hashlib.sha256("\0".join(cells).encode())
     for path in sorted(files):
         digest.update(path.relative_to(ROOT).as_posix().encode())

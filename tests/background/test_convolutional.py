@@ -19,9 +19,12 @@ from annotated_transformer.background.convolutional import (
     add,
     windows,
 )
-from annotated_transformer.background.seq2seq import PrefixSteps, subsequent_mask
+from annotated_transformer.fast.loss import fast_batch_loss
 from annotated_transformer.model.transformer import build_model, tiny
 from annotated_transformer.notation import BOS, PAD
+from annotated_transformer.training.batches import Batch
+from annotated_transformer.training.loop import batch_loss
+from annotated_transformer.translation.greedy import PrefixSteps
 
 VOCAB = 9
 seeds = st.integers(0, 2**31)
@@ -75,12 +78,12 @@ def oracle_convolution(layer, x, left):
 def oracle(model, src, tgt):
     """Return the decoder's output for one pair of sentences ``(m,)`` and ``(n,)``."""
     half, m = 0.5**0.5, len(src)
-    words, places = model.encoder.embed.words.weight, model.encoder.embed.places.weight
+    words, places = model.src_embed.words.weight, model.src_embed.places.weight
     e = z = words[src] + places[:m]
     for layer in model.encoder.layers:
         z = half * (z + oracle_convolution(layer, z, (layer.kernel - 1) // 2))
-    g = x = model.embed.words.weight[tgt] + model.embed.places.weight[: len(tgt)]
-    for layer in model.layers:
+    g = x = model.tgt_embed.words.weight[tgt] + model.tgt_embed.places.weight[: len(tgt)]
+    for layer in model.decoder_layers:
         h = oracle_convolution(layer.convolution, x, layer.convolution.kernel - 1)
         query, rows = layer.attention.query, []
         for i in range(len(tgt)):
@@ -101,7 +104,7 @@ def test_equals_the_equations_in_value_and_gradient(seed, kernel, layers, m, n):
     ours = model(src, tgt, None, None)[0]
     theirs = oracle(model, src[0], tgt[0])
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11)
-    used = nn.ModuleList(m for name, m in model.named_children() if name != "output")
+    used = nn.ModuleList(m for name, m in model.named_children() if name != "generator")
     assert_equal(grads(ours, used), grads(theirs, used))
 
 
@@ -206,7 +209,7 @@ def test_future_does_not_show(seed, kernel, layers, n, data):
 @pytest.mark.parametrize("training", [False, True])
 def test_centred_windows_in_the_decoder_look_into_the_future(training):
     model = make().train(training)
-    for layer in model.layers:
+    for layer in model.decoder_layers:
         assert layer.convolution.causal
         layer.convolution.causal = False
     assert future_shows(model, 0, 6, 4)
@@ -216,8 +219,8 @@ def test_centred_windows_in_the_decoder_look_into_the_future(training):
 def test_receptive_field_grows_by_kernel_less_one_a_layer(kernel, layers):
     model, length = make(kernel=kernel, layers=layers), 21
     src = tokens(1, length)
-    rows = model.encoder.embed.words(src).detach().requires_grad_()
-    model.encoder.embed.words.forward = lambda _: rows
+    rows = model.src_embed.words(src).detach().requires_grad_()
+    model.src_embed.words.forward = lambda _: rows
     keys = model.encode(src, None)[0, length // 2, : rows.size(-1)]
     (slope,) = torch.autograd.grad(keys.sum(), rows)
     assert (slope[0].abs().sum(-1) > 0).sum() == 1 + layers * (kernel - 1)
@@ -230,7 +233,7 @@ def follow_all(model, data_seed, lengths, beam, count):
     """Run both kinds of steps through random tokens, choices and survivors; yield logits."""
     torch.manual_seed(data_seed)
     src, keep = sources(lengths)
-    quick = model.start_steps(src, keep, count, beam)
+    quick = model.start_steps(src, keep, beam)
     slow = PrefixSteps(model, model.encode(src, keep), keep, beam)
     assert isinstance(quick, ConvolutionSteps)
     alive = len(lengths)
@@ -269,7 +272,7 @@ def test_steps_that_do_not_follow_are_noticed(monkeypatch, method):
 def test_steps_keep_the_same_however_long_the_output():
     model = make(kernel=4)
     src, keep = sources([3, 5])
-    steps = model.start_steps(src, keep, 20, beam=2)
+    steps = model.start_steps(src, keep, beam=2)
     shapes = []
     for _ in range(20):
         steps(tokens(4))
@@ -279,17 +282,17 @@ def test_steps_keep_the_same_however_long_the_output():
 
 def test_steps_of_no_sentence():
     model = make()
-    steps = model.start_steps(*sources([3, 5]), 4, beam=2)
+    steps = model.start_steps(*sources([3, 5]), beam=2)
     steps.select(torch.tensor([], dtype=torch.long))
     assert steps(torch.tensor([], dtype=torch.long)).shape == (0, VOCAB)
 
 
-def test_packed_rows_are_those_of_the_whole():
+def test_the_loss_of_kept_rows_is_that_of_the_whole():
     model = make()
-    (src, keep), tgt = sources([4, 2]), tokens(2, 5)
-    tgt_keep = torch.arange(5) < torch.tensor([[3], [5]])
-    whole = model(src, tgt, keep, subsequent_mask(5))
-    assert torch.equal(model.forward_packed(src, tgt, keep.squeeze(1), tgt_keep), whole[tgt_keep])
+    batch = Batch(torch.tensor([[4, 5, 6, 2], [7, 2, 0, 0]]), torch.tensor([[1, 5, 6, 2]] * 2))
+    fast, slow = fast_batch_loss(model, batch, 0.1), batch_loss(model, batch, 0.1)
+    for mine, yours in zip(fast, slow, strict=True):
+        torch.testing.assert_close(mine, yours, rtol=0, atol=1e-9)
 
 
 # Lengths, sizes, numbers of few bits.
@@ -300,7 +303,7 @@ def test_too_many_positions_are_refused_by_their_number():
     assert model.max_len == 5
     fits, long = tokens(1, 5), tokens(1, 6)
     model(fits, fits, None, None)
-    steps = model.start_steps(fits, fits.unsqueeze(1) > 0, 5)
+    steps = model.start_steps(fits, fits.unsqueeze(1) > 0)
     for _ in range(5):
         steps(tokens(1))
     told = "6 tokens is longer than the model's 5 positions"
@@ -357,7 +360,7 @@ def test_16_bits_are_near():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         short = model(src, tgt, keep, None)
     assert (short.float() - exact).abs().mean() < 0.05 * exact.abs().mean()
-    logits = model.bfloat16().start_steps(src, keep, 5)(tgt[:, 0])
+    logits = model.bfloat16().start_steps(src, keep)(tgt[:, 0])
     assert logits.dtype == torch.bfloat16
     assert logits.isfinite().all()
 
@@ -391,7 +394,7 @@ def whole(seed):
     torch.manual_seed(seed)
     model = ConvolutionConfig(width=64, dropout=0.0).build(200, 200)
     src, tgt = torch.randint(200, (2, 8, 40))
-    memory, given = model.encode(src, None), model.embed(tgt).var()
+    memory, given = model.encode(src, None), model.tgt_embed(tgt).var()
     written = model.decode(memory, None, tgt)
     return (memory[..., :64].var() / given).item(), (written.var() / given).item()
 
@@ -424,19 +427,19 @@ def learn(seed, attention=True, updates=150):
     config = ConvolutionConfig(width=32, kernel=3, layers=2, dropout=0.0, max_len=8)
     model = config.build(VOCAB, VOCAB)
     if not attention:
-        for layer in model.layers:
+        for layer in model.decoder_layers:
             layer.attention.forward = lambda h, g, source: (torch.zeros_like(h), None)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     begin = torch.full((64, 1), BOS)
     for _ in range(updates):
         src = tokens(64, 5)
         out = model(src, torch.cat([begin, src.flip(1)[:, :-1]], dim=1), None, None)
-        loss = F.cross_entropy(model.projection(out).transpose(1, 2), src.flip(1))
+        loss = F.cross_entropy(model.generator(out).transpose(1, 2), src.flip(1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     src = tokens(64, 5)
-    steps, written = model.eval().start_steps(src, src.unsqueeze(1) > 0, 5), [begin[:, 0]]
+    steps, written = model.eval().start_steps(src, src.unsqueeze(1) > 0), [begin[:, 0]]
     for _ in range(5):
         written.append(steps(written[-1]).argmax(-1))
     exact = (torch.stack(written[1:], dim=1) == src.flip(1)).all(1).double().mean().item()

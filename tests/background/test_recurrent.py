@@ -29,7 +29,7 @@ from annotated_transformer.background.recurrent import (
     perplexity,
     sweep,
 )
-from annotated_transformer.translation.grammar import grammar_pairs
+from annotated_transformer.data.grammar import grammar_pairs
 from tests.claims import cells
 
 KINDS = [RNN, LSTM, GRU]

@@ -14,11 +14,11 @@ from torch import nn
 from annotated_transformer.background import seq2seq
 from annotated_transformer.background.seq2seq import (
     DECODERS,
-    PrefixSteps,
     RecurrentConfig,
     RecurrentSteps,
 )
 from annotated_transformer.notation import BOS, EOS, PAD
+from annotated_transformer.translation.greedy import PrefixSteps, rows_of
 from tests.claims import cells
 
 SOURCE, TARGET = 11, 9  # sizes of the vocabularies
@@ -116,7 +116,7 @@ def by_cells(model, source, target):
             if form == "dot":
                 context = (memory @ (decoder.keys.weight.T @ states[-1])).softmax(0) @ memory
         out = torch.tanh(decoder.readout(torch.cat([context, states[-1]])))
-        logits.append(model.projection(out))
+        logits.append(model.generator(out))
     return torch.stack(logits)
 
 
@@ -131,7 +131,7 @@ def test_equal_to_a_loop_over_single_cells(form, layers):
     generator = torch.Generator().manual_seed(layers)
     src, mask = sentences([4, 1, 6], generator)
     tgt, _ = sentences([5, 5, 5], generator, TARGET)
-    logits = model.projection(model(src, tgt, mask, None))
+    logits = model.generator(model(src, tgt, mask, None))
     for i, m in enumerate((4, 1, 6)):
         torch.testing.assert_close(
             logits[i], by_cells(model, src[i, :m], tgt[i]), rtol=0, atol=1e-12
@@ -209,15 +209,6 @@ def test_padding_gets_no_gradient(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_packed_rows_are_the_kept_positions(form):
-    model = make(form)
-    src, mask = sentences([4, 2], torch.Generator().manual_seed(0))
-    tgt = torch.tensor([[BOS, 4, 5], [BOS, 6, PAD]])
-    rows = model.forward_packed(src, tgt, mask.squeeze(1), tgt != PAD)
-    assert torch.equal(rows, model(src, tgt, mask, None)[tgt != PAD])
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_no_position_sees_the_future(form):
     model = make(form, layers=2)
     src, mask = sentences([4], torch.Generator().manual_seed(0))
@@ -266,7 +257,7 @@ def search_error(model, steps, beam, lengths, seed, src, mask):
         logits = steps(newest.flatten())
         rows = alive.repeat_interleave(beam)
         out = model(src[rows], written.flatten(0, 1), mask[rows], None)
-        largest = max(largest, (logits - model.projection(out[:, -1])).abs().max().item())
+        largest = max(largest, (logits - model.generator(out[:, -1])).abs().max().item())
         parents = torch.randint(beam, (len(alive), beam), generator=generator)
         steps.follow(parents)
         written = written.gather(1, parents.unsqueeze(-1).expand(-1, -1, step + 1))
@@ -284,7 +275,7 @@ def run_search(kind, form, layers, beam, lengths, seed):
     steps = (
         PrefixSteps(model, model.encode(src, mask), mask, beam)
         if kind == "prefix"
-        else model.start_steps(src, mask, 6, beam)
+        else model.start_steps(src, mask, beam)
     )
     return search_error(model, steps, beam, lengths, seed + 1, src, mask)
 
@@ -319,7 +310,7 @@ def other_source(steps, parents):
 
 def source_stays(steps, sentences):
     """Keep the states of the chosen sentences, and the first of the sources."""
-    rows = seq2seq.rows_of(sentences, steps.beam)
+    rows = rows_of(sentences, steps.beam)
     steps.state = steps.state[:, rows]
     steps.source = steps.source.rows(torch.arange(len(rows)))
 
@@ -378,7 +369,7 @@ def test_dropout_works_in_training_alone(form):
 def test_the_bounds_of_a_model():
     model = RecurrentConfig(max_len=77).build(SOURCE, TARGET)
     assert model.max_len == 77
-    assert model.projection.out_features == TARGET
+    assert model.generator.proj.out_features == TARGET
 
 
 # What the chapter finds, in small: sentences to be turned around, of few and of many words.
@@ -401,7 +392,7 @@ def learned(form, seed, updates=300, longest=10):
     def forced(n, size=32):
         src, wanted = turned(n, generator, size)
         tgt = F.pad(wanted[:, :-1], (1, 0), value=BOS)
-        return model.projection(model(src, tgt, None, None)), wanted
+        return model.generator(model(src, tgt, None, None)), wanted
 
     for _ in range(updates):
         n = int(torch.randint(2, longest + 1, (), generator=generator))

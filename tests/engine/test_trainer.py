@@ -45,13 +45,13 @@ from annotated_transformer.engine.checkpoints import (
 )
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.interruption import interruption
+from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.engine.precision import PreciseLoss
 from annotated_transformer.engine.replay import replay
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import updates_to_come
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.training.loop import NonFiniteError, evaluate
-from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.training.optimizer import make_adam, rate
 from annotated_transformer.translation.corpora import load_corpus
 from annotated_transformer.translation.shards import Preparation, Prepared, ShardedText, prepare

@@ -39,7 +39,6 @@ from annotated_transformer.engineering.speed import (
     draw_pairs,
     exchange,
     fit,
-    flops_per_token,
     make_ladder_record,
     matmul_peak,
     measure_ladder,
@@ -58,9 +57,8 @@ from annotated_transformer.engineering.speed import (
     target_tokens,
     use_bfloat16,
 )
-from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import EncoderDecoder, ModelConfig, build_model
-from annotated_transformer.notation import BOS, EOS, PAD
+from annotated_transformer.notation import EOS, PAD
 from annotated_transformer.results.machine_translation import RecordError
 from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.training.loop import batch_loss
@@ -311,33 +309,6 @@ def test_the_counter_knows_fused_attention(masked: bool) -> None:
     with counting() as counter:
         y.sum().backward()
     assert counter.get_total_flops() == 5 * product
-
-
-def equal_lengths(n: int, pairs: int, vocab: int) -> Batch:
-    src = torch.full((pairs, n), 5)
-    tgt = torch.full((pairs, n + 1), 6)
-    tgt[:, 0] = BOS
-    return Batch(src, tgt)
-
-
-@settings(max_examples=12)
-@given(
-    layers=st.integers(1, 3), h=st.integers(1, 3), d_k=st.integers(1, 5), d_v=st.integers(1, 5),
-    d_ff=st.integers(1, 9), vocab=st.integers(7, 20), pairs=st.integers(1, 3), n=st.integers(1, 6),
-)  # fmt: skip
-def test_the_formula_counts_what_runs(
-    layers: int, h: int, d_k: int, d_v: int, d_ff: int, vocab: int, pairs: int, n: int
-) -> None:
-    config = ModelConfig(N=layers, d_model=6, d_ff=d_ff, h=h, d_k=d_k, d_v=d_v, max_len=16)
-    model = build_model(vocab, vocab, config)
-    for part in model.modules():
-        if isinstance(part, MultiHeadedAttention):
-            part.keep_weights = True  # products that PyTorch's counter knows by itself
-    batch = equal_lengths(n, pairs, vocab)
-    with FlopCounterMode(display=False) as counter:
-        out = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
-        model.generator(out).sum().backward()
-    assert counter.get_total_flops() == pairs * n * flops_per_token(config, n, vocab)
 
 
 def test_needed_is_what_single_sentences_take() -> None:

@@ -15,11 +15,15 @@ import scoreboard
 from conftest import ROOT, Write
 
 CLAIMS = scoreboard.load_claims()
+PACKAGE = ROOT / "annotated_transformer"
 CORE = [
-    path
-    for path in sorted((ROOT / "annotated_transformer").rglob("*.py"))
-    if not {"translation", "results"} & set(path.parts)
-    and path.name not in ("figures.py", "__main__.py")
+    *sorted(
+        path
+        for part in ("model", "training", "background", "fast")
+        for path in (PACKAGE / part).rglob("*.py")
+    ),
+    *(PACKAGE / f"{name}.py" for name in ("__init__", "notation", "article")),
+    *(PACKAGE / f"translation/{name}.py" for name in ("greedy", "beam_search")),
 ]
 
 
@@ -284,6 +288,23 @@ def test_outputs_follow_from_the_records_of_every_folder(
     before = execution.key_of(reads), execution.key_of(other)
     (project / "results" / "part").mkdir(parents=True)
     (project / "results" / "part" / "one.json").write_text("{}")
+    assert execution.key_of(reads) != before[0]
+    assert execution.key_of(other) == before[1]
+
+
+def test_outputs_follow_from_the_tables_of_a_module(
+    project: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "ROOT", project)
+    (project / "requirements.txt").touch()
+    folder = project / "annotated_transformer" / "data"
+    folder.mkdir(parents=True)
+    for name in ("__init__.py", "words.py", "words.tsv"):
+        (folder / name).touch()
+    reads = write("a", ("", "from annotated_transformer.data import words"))
+    other = write("b", ("", "x = 1"))
+    before = execution.key_of(reads), execution.key_of(other)
+    (folder / "words.tsv").write_text("noun\n")
     assert execution.key_of(reads) != before[0]
     assert execution.key_of(other) == before[1]
 

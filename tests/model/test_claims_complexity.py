@@ -53,6 +53,11 @@ BASE = "k if causal else k // 2 + 1"
         ("4.g", ", padding=k // 2, groups=d)", ", padding=k // 2)"),
         ("4.g", "self.across = nn.Linear(d, d)", "self.across = nn.Identity()"),
         ("4.g", "PositionwiseFeedForward(d, 4 * d, 0.0)", "PositionwiseFeedForward(d, 64, 0.0)"),
+        # products that are left out of a whole model's count
+        ("6.1a", "sum(targets) * d * vocab) * 2 * 3", "sum(targets) * d * vocab) * 2 * 2"),
+        ("6.1a", " + pairs * heads)", ")"),
+        ("6.1a", "2 * d * heads + d * heads +", "2 * d * heads +"),
+        ("6.1a", "(sum(sources) + sum(targets)) * token", "2 * sum(targets) * token"),
     ],
 )
 def test_broken_layers_are_noticed(claim, old, new):

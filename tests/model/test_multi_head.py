@@ -1,4 +1,4 @@
-"""Multi-head attention against PyTorch's layer; packed and cached against neither."""
+"""Multi-head attention against PyTorch's layer and the formula, and the masks of its uses."""
 
 import pytest
 import torch
@@ -6,34 +6,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.model.attention import attention, subsequent_mask
+from annotated_transformer.model.attention import attention
 from annotated_transformer.model.multi_head import (
-    KeyValueCache,
-    MemoryCache,
     MultiHeadedAttention,
-    PackedMask,
-    Rows,
-    affine,
+    head_widths,
+    padding_mask,
+    split_heads,
+    subsequent_mask,
 )
 
 seeds = st.integers(0, 2**31)
-batches = st.lists(st.integers(1, 6), min_size=1, max_size=4)  # lengths of sentences
 
 
 def make(h=2, d_model=8, seed=0, **options):
     torch.manual_seed(seed)
     layer = MultiHeadedAttention(h, d_model, 0.0, **options).double()
-    nn.init.normal_(layer.in_proj.bias)
-    nn.init.normal_(layer.out_proj.bias)
+    for linear in layer.linears:
+        nn.init.normal_(linear.bias)
     return layer
 
 
+def joined(tensors):
+    """Join what belongs to W^Q, W^K, W^V, and to their biases, as PyTorch's layer has it."""
+    weights, biases = tensors[0::2], tensors[1::2]
+    return [torch.cat(weights[:3]), torch.cat(biases[:3]), weights[3], biases[3]]
+
+
 def twin(layer):
-    other = nn.MultiheadAttention(layer.out_proj.out_features, layer.h, batch_first=True).double()
+    out = layer.linears[3]
+    other = nn.MultiheadAttention(out.out_features, layer.h, batch_first=True).double()
     with torch.no_grad():
-        other.in_proj_weight.copy_(layer.in_proj.weight)
-        other.in_proj_bias.copy_(layer.in_proj.bias)
-    other.out_proj.load_state_dict(layer.out_proj.state_dict())
+        ours = joined(list(layer.parameters()))
+        for theirs, parameter in zip(other.parameters(), ours, strict=True):
+            theirs.copy_(parameter)
     return other
 
 
@@ -51,10 +56,6 @@ def assert_equal(ones, others):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
-def keep_of(lengths):
-    return torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-
-
 @settings(max_examples=30)
 @given(seeds, st.sampled_from([1, 2, 4]), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3))
 def test_equals_pytorchs_layer(seed, h, n, m, distinct):
@@ -69,27 +70,28 @@ def test_equals_pytorchs_layer(seed, h, n, m, distinct):
         *inputs, attn_mask=~mask.repeat_interleave(h, 0), average_attn_weights=False
     )
     unique = list(dict.fromkeys(inputs))
-    parameters = [layer.in_proj.weight, layer.in_proj.bias, *layer.out_proj.parameters()]
-    others = [other.in_proj_weight, other.in_proj_bias, *other.out_proj.parameters()]
     assert_equal([ours], [theirs])
-    assert_equal(slopes(ours, unique + parameters), slopes(theirs, unique + others))
-    layer.keep_weights = True
-    assert_equal([layer(*inputs, mask)], [theirs])
     assert_equal([layer.attn], [weights])
+    assert not layer.attn.requires_grad
+    mine = slopes(ours, [*unique, *layer.parameters()])
+    others = slopes(theirs, [*unique, *other.parameters()])
+    assert_equal(mine[: len(unique)], others[: len(unique)])
+    assert_equal(joined(mine[len(unique) :]), others[len(unique) :])
 
 
 def test_separate_widths_follow_the_formula():
     layer = make(3, 8, d_k=5, d_v=2)
     x, y = normal(1, 4, 8), normal(1, 6, 8)
-    w_q, w_k, w_v = (w.chunk(3) for w in layer.in_proj.weight.split(layer.sizes))
-    b_q, b_k, b_v = (b.chunk(3) for b in layer.in_proj.bias.split(layer.sizes))
+    *projections, out = layer.linears
+    w_q, w_k, w_v = (linear.weight.chunk(3) for linear in projections)
+    b_q, b_k, b_v = (linear.bias.chunk(3) for linear in projections)
     heads = []
     for i in range(3):
         q, k, v = x @ w_q[i].T + b_q[i], y @ w_k[i].T + b_k[i], y @ w_v[i].T + b_v[i]
         assert q.shape == (1, 4, 5)
         assert v.shape == (1, 6, 2)
         heads.append(attention(q, k, v)[0])
-    printed = torch.cat(heads, -1) @ layer.out_proj.weight.T + layer.out_proj.bias
+    printed = torch.cat(heads, -1) @ out.weight.T + out.bias
     assert_equal([layer(x, y, y)], [printed])
 
 
@@ -99,6 +101,29 @@ def test_width_must_fit_the_heads():
     with pytest.raises(ValueError, match="give d_k and d_v"):
         MultiHeadedAttention(3, 8, d_k=2)
     assert MultiHeadedAttention(3, 8, d_k=2, d_v=2)(*[torch.randn(1, 2, 8)] * 3).shape == (1, 2, 8)
+    assert head_widths(2, 8, None, None) == (4, 4)
+    assert head_widths(2, 8, 3, None) == (3, 4)
+    assert head_widths(2, 8, None, 5) == (4, 5)
+
+
+def test_parameters_have_the_articles_names():
+    shapes = {name: tuple(p.shape) for name, p in make(2, 8, d_k=3, d_v=5).state_dict().items()}
+    widths = {"linears.0": (6, 8), "linears.1": (6, 8), "linears.2": (10, 8), "linears.3": (8, 10)}
+    assert shapes == {
+        f"{name}.{part}": shape if part == "weight" else shape[:1]
+        for name, shape in widths.items()
+        for part in ("weight", "bias")
+    }
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2), st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
+def test_heads_are_neighbouring_parts_of_each_row(batch, length, h, d):
+    x = torch.arange(batch * length * h * d).view(batch, length, h * d)
+    heads = split_heads(x, h)
+    assert heads.shape == (batch, h, length, d)
+    for i in range(h):
+        assert torch.equal(heads[:, i], x[..., i * d : (i + 1) * d])
 
 
 def test_masks_of_numbers_are_understood():
@@ -108,149 +133,62 @@ def test_masks_of_numbers_are_understood():
 
 def test_attention_dropout_acts_in_training_only():
     layer, x = make(), normal(1, 6, 8)
+    assert layer.attn is None
     layer.dropout.p = 0.5
     assert not torch.equal(layer(x, x, x), layer(x, x, x))
+    assert (layer.attn == 0).any()
     layer.eval()
     assert torch.equal(layer(x, x, x), layer(x, x, x))
-    assert layer.attn is None
+    assert (layer.attn > 0).all()
 
 
-@settings(max_examples=30)
-@given(batches, seeds)
-def test_pack_and_unpack_are_inverse_and_adjoint(lengths, seed):
-    torch.manual_seed(seed)
-    keep = keep_of(lengths)
-    rows = Rows(keep)
-    x = normal(*keep.shape, 3)
-    packed = rows.pack(x)
-    assert torch.equal(packed, x[keep])
-    assert torch.equal(rows.unpack(packed), x * keep.unsqueeze(-1))
-    assert rows.positions.tolist() == [i for n in lengths for i in range(n)]
-    assert torch.autograd.gradcheck(rows.pack, x)
-    assert torch.autograd.gradcheck(rows.unpack, normal(sum(lengths), 3))
+def test_weights_are_those_of_the_latest_call():
+    layer, x, y = make(), normal(1, 4, 8), normal(3, 5, 8)
+    layer(x, x, x, subsequent_mask(4))
+    assert layer.attn.shape == (1, 2, 4, 4)
+    assert (layer.attn[0].triu(1) == 0).all()
+    layer(y, y, y)
+    assert layer.attn.shape == (3, 2, 5, 5)
 
 
-@settings(max_examples=30)
-@given(batches, seeds, st.integers(1, 3), st.integers(1, 3))
-def test_split_takes_each_piece_to_its_place_and_join_brings_it_back(lengths, seed, parts, h):
-    torch.manual_seed(seed)
-    keep = keep_of(lengths)
-    rows, x = Rows(keep), torch.randn(sum(lengths), parts * h * 2)
-    cut = rows.split(x, parts, h)
-    assert cut.shape == (parts, len(lengths) * h, keep.size(1), 2)
-    padded = rows.unpack(x.view(-1, parts, h, 2))  # (batch, length, parts, h, 2)
-    expected = padded.permute(2, 0, 3, 1, 4).flatten(1, 2)
-    real = keep.repeat_interleave(h, dim=0)
-    assert torch.equal(cut[:, real], expected[:, real])
-    assert torch.equal(rows.join(cut, h), x)
-
-
-def test_a_sentence_without_keys_takes_the_detour_and_gets_zeros():
-    layer = make()
-    queries, keys = keep_of([2, 3]), keep_of([4, 0])
-    x, memory, mask = normal(2, 3, 8), normal(2, 4, 8), keys.unsqueeze(1)
-    found = packed_run(layer, x, memory, mask, Rows(queries), Rows(keys))
-    assert_equal([found], [layer(x, memory, memory, mask)[queries]])
-    assert_equal([found[2:]], [layer.out_proj.bias.expand(3, 8)])
+def test_a_sentence_without_keys_gets_the_bias_alone():
+    layer, x, memory = make(), normal(2, 3, 8), normal(2, 4, 8)
+    mask = torch.tensor([[True] * 4, [False] * 4]).unsqueeze(1)
+    y = layer(x, memory, memory, mask)
+    assert_equal([y[1]], [layer.linears[3].bias.expand(3, 8)])
+    assert not torch.allclose(y[0], layer.linears[3].bias)
+    assert all(slope.isfinite().all() for slope in slopes(y, [x, *layer.parameters()]))
 
 
 @settings(max_examples=20)
-@given(seeds, st.integers(1, 9), st.booleans())
-def test_affine_is_linear(seed, rows, packed):
-    torch.manual_seed(seed)
-    shape = (rows, 5) if packed else (2, rows, 5)
-    x, weight, bias = normal(*shape), normal(4, 5), normal(4)
-    found, expected = affine(x, weight, bias), torch.nn.functional.linear(x, weight, bias)
-    inputs = [x, weight, bias]
-    assert_equal([found], [expected])
-    assert_equal(slopes(found, inputs), slopes(expected, inputs))
-
-
-def packed_run(layer, x, memory, mask, queries, keys):
-    """Self-attention without a memory, attention to the memory otherwise."""
-    q = queries.pack(x)
-    k = q if memory is None else keys.pack(memory)
-    return layer(q, k, k, PackedMask(mask, queries, keys))
-
-
-@settings(max_examples=30)
-@given(batches, seeds, st.booleans())
-def test_packed_equals_padded_in_self_attention(lengths, seed, causal):
-    layer, keep = make(seed=seed), keep_of(lengths)
-    rows, x = Rows(keep), normal(*keep.shape, 8)
-    mask = keep.unsqueeze(1)
-    if causal:
-        mask = mask & subsequent_mask(keep.size(1))
-    packed, padded = packed_run(layer, x, None, mask, rows, rows), layer(x, x, x, mask)[keep]
-    inputs = [x, *layer.parameters()]
-    assert_equal([packed], [padded])
-    assert_equal(slopes(packed, inputs), slopes(padded, inputs))
-
-
-@settings(max_examples=30)
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4), seeds)
-def test_packed_equals_padded_between_two_sentences(pairs, seed):
+@given(seeds, st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_a_padded_batch_equals_its_sentences_one_by_one(seed, lengths):
     layer = make(seed=seed)
-    tgt, src = (keep_of(list(lengths)) for lengths in zip(*pairs, strict=True))
-    x, memory, mask = normal(*tgt.shape, 8), normal(*src.shape, 8), src.unsqueeze(1)
-    packed = packed_run(layer, x, memory, mask, Rows(tgt), Rows(src))
-    padded = layer(x, memory, memory, mask)[tgt]
-    inputs = [x, memory, *layer.parameters()]
-    assert_equal([packed], [padded])
-    assert_equal(slopes(packed, inputs), slopes(padded, inputs))
-
-
-def test_a_packed_batch_equals_its_sentences_one_by_one():
-    layer, lengths = make(), [3, 1, 5]
-    keep = keep_of(lengths)
-    rows, x = Rows(keep), normal(3, 5, 8)
-    packed = packed_run(layer, x, None, keep.unsqueeze(1), rows, rows)
+    keep = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    x = normal(*keep.shape, 8)
+    y = layer(x, x, x, padding_mask(keep.long(), 0))
     alone = [layer(*[x[i : i + 1, :n]] * 3)[0] for i, n in enumerate(lengths)]
-    assert_equal([packed], [torch.cat(alone)])
+    assert_equal([y[keep]], [torch.cat(alone)])
 
 
-@settings(max_examples=20)
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), seeds)
-def test_cached_equals_uncached_in_any_pieces(pieces, seed):
-    layer, n = make(seed=seed), sum(pieces)
-    x, memory = normal(2, n, 8), normal(2, 4, 8)
-    mask = subsequent_mask(n)
-    whole, across = layer(x, x, x, mask), layer(x, memory, memory)
-    past, source, start = KeyValueCache(n), MemoryCache(), 0
-    with torch.no_grad():
-        for size in pieces:
-            end = start + size
-            new = x[:, start:end]
-            part = layer(new, new, new, mask[:, start:end, :end], past)
-            assert_equal([part], [whole[:, start:end]])
-            assert_equal([layer(new, memory, memory, None, source)], [across[:, start:end]])
-            start = end
-    assert past.length == n
+@given(st.integers(1, 12))
+def test_subsequent_mask_counts(size):
+    mask = subsequent_mask(size)
+    assert mask.shape == (1, size, size)
+    assert mask.dtype == torch.bool
+    assert mask[0].sum(-1).tolist() == list(range(1, size + 1))
+    assert all(mask[0, i, j] == (j <= i) for i in range(size) for j in range(size))
 
 
-def test_memory_is_projected_once():
-    layer, source = make(), MemoryCache()
-    x, memory = normal(1, 1, 8), normal(1, 3, 8)
-    first = layer(x, memory, memory, None, source)
-    assert_equal([layer(x, 7 * memory, 7 * memory, None, source)], [first])
+def test_padding_mask_is_true_at_real_tokens():
+    tokens = torch.tensor([[7, 3, 0], [0, 0, 0]])
+    assert padding_mask(tokens, 0).tolist() == [[[True, True, False]], [[False] * 3]]
+    assert padding_mask(tokens, 3).tolist() == [[[True, False, True]], [[True] * 3]]
 
 
-def test_select_reorders_the_sentences():
-    layer, past = make(), KeyValueCache(2)
-    x = normal(3, 2, 8)
-    past.select(torch.tensor([0]))  # nothing kept yet: nothing to do
-    with torch.no_grad():
-        layer(x[:, :1], x[:, :1], x[:, :1], None, past)
-        order = torch.tensor([2, 0, 0, 1])
-        past.select(order)
-        new = x[order, 1:]
-        got = layer(new, new, new, None, past)
-    y = x[order]
-    assert_equal([got], [layer(y, y, y, subsequent_mask(2))[:, 1:]])
-
-
-def test_a_full_cache_says_so():
-    past, key = KeyValueCache(2), torch.zeros(1, 1, 2, 4)
-    past.append(key, key)
-    with pytest.raises(IndexError, match="position 3 is beyond the cache's capacity of 2"):
-        past.append(key[:, :, :1], key[:, :, :1])
+def test_conversion_to_the_masks_of_pytorchs_layer():
+    layer, x = make(), normal(2, 4, 8)
+    real = padding_mask(torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]]), 0)
+    past = subsequent_mask(4)
+    theirs, _ = twin(layer)(x, x, x, attn_mask=~past[0], key_padding_mask=~real.squeeze(1))
+    assert_equal([layer(x, x, x, real & past)], [theirs])

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.collections import QuadMesh
 
+from annotated_transformer.data.grammar import Coreference, Pair, grammar_pairs
+from annotated_transformer.fast.decoding import keep_decoder_weights, start_steps
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import BOS, EOS
@@ -30,9 +32,9 @@ from annotated_transformer.results.attention_maps import (
     articles,
     as_table,
     at_distances,
+    attention_weights,
     back,
     brackets,
-    captured,
     chance,
     distant_verbs,
     hits,
@@ -48,10 +50,6 @@ from annotated_transformer.results.attention_maps import (
     verb_of_prefix,
 )
 from annotated_transformer.training.batches import make_batch
-from annotated_transformer.training.loop import batch_loss
-from annotated_transformer.translation.decoding import greedy_decode, greedy_search
-from annotated_transformer.translation.grammar import Coreference, Pair, grammar_pairs
-from annotated_transformer.translation.steps import packed
 from annotated_transformer.translation.tokenizers import BPETokenizer
 
 SOURCES, TARGETS = [[4, 5, 6, 7], [8, 9]], [[6, 5], [9, 8, 7]]
@@ -66,41 +64,7 @@ def run(model, batch):
     return model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
 
 
-def attentions(model):
-    return [m for m in model.modules() if isinstance(m, MultiHeadedAttention)]
-
-
 # Capturing
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_outputs_and_gradients_stay(training, dropout):
-    model, batch = a_model(dropout).train(training), make_batch(SOURCES, TARGETS)
-    found = []
-    for watch in (False, True):
-        torch.manual_seed(1)
-        model.zero_grad()
-        if watch:
-            with captured(model):
-                out = run(model, batch)
-                out.square().sum().backward()
-        else:
-            out = run(model, batch)
-            out.square().sum().backward()
-        found.append([out, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-    assert len(found[0]) == len(found[1]) > 30
-    for plain, watched in zip(*found, strict=True):
-        assert torch.allclose(plain, watched, rtol=1e-10, atol=1e-12)
-
-
-def test_packed_training_stays():
-    model, batch = a_model(), make_batch(SOURCES, TARGETS)
-    plain = batch_loss(model, batch)[0]
-    with captured(model) as weights:
-        watched = batch_loss(model, batch)[0]
-    assert torch.allclose(plain, watched, rtol=1e-12)
-    assert stacked(weights, "cross").shape == (2, 2, 4, 4, 5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,91 +72,43 @@ def test_weights_are_those_of_the_library(seed):
     torch.manual_seed(seed)
     ours = MultiHeadedAttention(3, 12, 0.0).double()
     theirs = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
-    theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.in_proj.weight, ours.in_proj.bias
+    theirs.in_proj_weight.data = torch.cat([part.weight for part in ours.linears[:3]])
+    theirs.in_proj_bias.data = torch.cat([part.bias for part in ours.linears[:3]])
     query, key = torch.randn(2, 4, 12).double(), torch.randn(2, 5, 12).double()
     mask = torch.rand(2, 4, 5) < 0.7
     mask[..., 0] = True
-    with captured(ours) as weights:
-        ours(query, key, key, mask)
+    ours(query, key, key, mask)
+    weights = attention_weights(ours)
     hidden = (~mask).repeat_interleave(3, dim=0)
     wanted = theirs(query, key, key, attn_mask=hidden, average_attn_weights=False)[1]
     assert torch.allclose(weights[""], wanted, atol=1e-12)
     assert not weights[""].requires_grad
 
 
-def test_everything_is_put_back():
-    model, batch = a_model(), make_batch(SOURCES, TARGETS)
-    first, *others = attentions(model)
-    first.keep_weights = True
-    run(model, batch)
-    mine = first.attn
-    with contextlib.suppress(ZeroDivisionError), captured(model) as weights:
-        run(model, batch)
-        assert first.attn is not mine
-        raise ZeroDivisionError
-    assert len(weights) == 6  # what was captured outlives the block
-    assert first.keep_weights
-    assert first.attn is mine
-    assert not any(m.keep_weights or m.attn is not None for m in others)
-    assert not any(m._forward_hooks for m in model.modules())
-
-
-def test_blocks_may_be_nested():
+def test_weights_of_an_earlier_call_stay():
     model = a_model()
-    batches = [make_batch(SOURCES, TARGETS), make_batch(SOURCES[:1], TARGETS[:1])]
-    with captured(model) as outer:
-        run(model, batches[0])
-        with captured(model) as inner:
-            run(model, batches[1])
-        assert stacked(outer, "cross").size(0) == stacked(inner, "cross").size(0) == 1
-        run(model, batches[0])
-    assert stacked(outer, "cross").size(0) == 2
-    assert stacked(inner, "cross").size(0) == 1
-    assert not any(m.keep_weights for m in attentions(model))
+    run(model, make_batch(SOURCES, TARGETS))
+    before = attention_weights(model)
+    run(model, make_batch(SOURCES[:1], TARGETS[:1]))
+    assert stacked(before, "cross").size(0) == 2
+    assert stacked(attention_weights(model), "cross").size(0) == 1
 
 
-def test_a_part_may_be_watched_alone():
+def test_a_part_may_be_read_alone():
     model, batch = a_model(), make_batch(SOURCES, TARGETS)
-    with captured(model.encoder) as weights:
-        run(model, batch)
-    assert sorted(weights) == ["layers.0.self_attn", "layers.1.self_attn"]
-    with captured(model) as weights:
-        model.encode(batch.src, batch.src_mask)
+    model.encode(batch.src, batch.src_mask)
+    assert sorted(attention_weights(model.encoder)) == ["layers.0.self_attn", "layers.1.self_attn"]
+    weights = attention_weights(model)
     assert stacked(weights, "encoder").shape == (2, 2, 4, 5, 5)
     with pytest.raises(KeyError, match="cross"):
         stacked(weights, "cross")
 
 
-def test_a_model_without_attention_is_refused():
-    with (
-        pytest.raises(ValueError, match="Linear has no MultiHeadedAttention"),
-        captured(torch.nn.Linear(2, 2)),
-    ):
-        pass
-
-
-def test_steps_give_the_rows_of_one_pass():
-    model, batch = a_model().eval(), make_batch(SOURCES, TARGETS)
-    with captured(model) as weights:
-        run(model, batch)
-        whole = {part: stacked(weights, part) for part in ("decoder", "cross")}
-        memory, cache = model.encode(batch.src, batch.src_mask), model.cache(4)
-        for i in range(4):
-            model.decode(memory, batch.src_mask, batch.tgt[:, i : i + 1], None, cache)
-            for part, at_once in whole.items():
-                row = stacked(weights, part)
-                assert row.size(3) == 1
-                wanted = at_once[:1, :, :, i : i + 1, : row.size(4)]  # without padding
-                assert torch.allclose(row[:1], wanted, atol=1e-12)
-
-
-def test_translations_stay():
-    model = a_model().float().eval()
-    plain = greedy_search(model, SOURCES, 9)
-    with captured(model) as weights:
-        assert greedy_search(model, SOURCES, 9) == plain
-    assert stacked(weights, "decoder").size(3) == 1  # the last step
-    assert greedy_search(model, SOURCES, 9) == plain
+def test_a_model_without_weights_is_refused():
+    with pytest.raises(ValueError, match="Linear has no MultiHeadedAttention"):
+        attention_weights(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="EncoderDecoder was not called yet"):
+        attention_weights(a_model())
 
 
 # Reading sentences
@@ -253,7 +169,6 @@ def test_mode_is_kept_when_reading_fails():
     with pytest.raises(IndexError):
         look(model, (Letters(), Letters()), [("z", "z")])  # no such embedding
     assert model.training
-    assert not any(m.keep_weights for m in attentions(model))
 
 
 # Drawing: labels and numbers read back
@@ -554,40 +469,46 @@ def test_silenced_head_adds_nothing():
     layer = MultiHeadedAttention(3, 12, 0.0, d_v=5).double()
     x = torch.randn(2, 4, 12).double()
     before = layer(x, x, x)
-    heads = layer.project(x, x, x)
+    heads = [part(x).unflatten(-1, (3, -1)).transpose(1, 2) for part in layer.linears[:3]]
     weights = (heads[0] @ heads[1].transpose(2, 3) / layer.d_k**0.5).softmax(-1)
     for head in range(3):
-        part = (weights @ heads[2])[:, head] @ layer.out_proj.weight[:, 5 * head : 5 * head + 5].T
+        part = (weights @ heads[2])[:, head] @ layer.linears[-1].weight[
+            :, 5 * head : 5 * head + 5
+        ].T
         with silenced(layer, head):
             assert torch.allclose(layer(x, x, x), before - part, atol=1e-12)
     with silenced(layer, 0), silenced(layer, 1), silenced(layer, 2):
-        assert torch.allclose(layer(x, x, x), layer.out_proj.bias.expand(2, 4, 12))
+        assert torch.allclose(layer(x, x, x), layer.linears[-1].bias.expand(2, 4, 12))
     assert torch.equal(layer(x, x, x), before)
 
 
 def test_silenced_head_comes_back():
     layer = MultiHeadedAttention(2, 4)
-    weight = layer.out_proj.weight.clone()
+    weight = layer.linears[-1].weight.clone()
     with contextlib.suppress(ZeroDivisionError), silenced(layer, 1):
-        assert not torch.equal(layer.out_proj.weight, weight)
+        assert not torch.equal(layer.linears[-1].weight, weight)
         raise ZeroDivisionError
-    assert torch.equal(layer.out_proj.weight, weight)
+    assert torch.equal(layer.linears[-1].weight, weight)
     for wrong in (-1, 2):
         with pytest.raises(IndexError, match=f"head {wrong} of 2"), silenced(layer, wrong):
             pass
+
+
+def first_logits(model, batch):
+    return start_steps(model, batch.src, batch.src_mask)(torch.full((len(batch.src),), BOS))
 
 
 def test_decoding_notices_a_silenced_head():
     model = a_model().float().eval()
     src = make_batch(SOURCES, TARGETS)
     layer = model.decoder.layers[1].src_attn
-    with packed(model), torch.no_grad():
-        plain = greedy_decode(model, src.src, src.src_mask, 8, BOS)
-        layer.out_proj.weight.mul_(50)  # so that the head matters
-        loud = greedy_decode(model, src.src, src.src_mask, 8, BOS)
+    with keep_decoder_weights(model), torch.no_grad():
+        plain = first_logits(model, src)
+        layer.linears[-1].weight.mul_(50)  # so that the head matters
+        loud = first_logits(model, src)
         with silenced(layer, 0), silenced(layer, 1), silenced(layer, 2), silenced(layer, 3):
-            still = greedy_decode(model, src.src, src.src_mask, 8, BOS)
-        again = greedy_decode(model, src.src, src.src_mask, 8, BOS)
+            still = first_logits(model, src)
+        again = first_logits(model, src)
     assert torch.equal(loud, again)
     assert not torch.equal(loud, still)
     assert plain.shape == loud.shape

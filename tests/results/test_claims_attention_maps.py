@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.results.attention_maps import (
     BEHAVIOURS,
     Maps,
@@ -21,7 +22,6 @@ from annotated_transformer.results.attention_maps import (
     pronouns,
     translations,
 )
-from annotated_transformer.translation.grammar import grammar_pairs
 from tests import claims
 
 CHAPTER = "results/attention_maps"

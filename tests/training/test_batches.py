@@ -33,9 +33,11 @@ def test_batch_asks_for_every_token_and_the_end(pairs):
     batch = make_batch(sources, targets)
     assert batch.ntokens == sum(len(t) + 1 for t in targets)
     for i, (source, target) in enumerate(pairs):
-        assert batch.src[i][batch.src_keep[i]].tolist() == [*source, EOS]
-        assert batch.tgt[i][batch.tgt_keep[i]].tolist() == [BOS, *target]
-        assert batch.tgt_y[i][batch.tgt_keep[i]].tolist() == [*target, EOS]
+        asked = batch.tgt_y[i] != PAD
+        assert batch.src[i][batch.src_mask[i, 0]].tolist() == [*source, EOS]
+        assert batch.tgt[i][asked].tolist() == [BOS, *target]
+        assert batch.tgt_y[i][asked].tolist() == [*target, EOS]
+        assert [t for t in batch.target[i].tolist() if t != PAD] == [BOS, *target, EOS]
 
 
 @given(PAIRS)
@@ -65,18 +67,37 @@ def test_another_number_for_padding():
     tokens = torch.tensor([[0, 5, 2, 2], [0, 7, 8, 1]])
     batch = Batch(tokens, tokens, pad=2)
     assert batch.ntokens == 1 + 3
-    assert batch.src_keep.tolist() == [[True, True, False, False], [True] * 4]
+    assert batch.src_mask[:, 0].tolist() == [[True, True, False, False], [True] * 4]
 
 
-def test_to_a_device():
-    cpu = torch.device("cpu")
+TENSORS = ("src", "src_mask", "target", "tgt", "tgt_y", "tgt_mask")
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_to_a_device(non_blocking):
     batch = make_batch([[5, 6], [7]], [[5], [6, 7]])
-    moved = batch.to(cpu)
-    assert torch.equal(moved.tgt, batch.tgt)
-    assert torch.equal(moved.tgt_y, batch.tgt_y)
-    assert moved.ntokens == batch.ntokens
-    assert not hasattr(Batch(batch.src, pad=4).to(cpu), "tgt")
-    assert Batch(batch.src, pad=4).to(cpu).pad == 4
+    moved = batch.to(torch.device("cpu"), non_blocking=non_blocking)
+    for name in TENSORS:
+        assert torch.equal(getattr(moved, name), getattr(batch, name))
+    assert (moved.ntokens, moved.pad) == (batch.ntokens, batch.pad)
+
+
+def test_every_tensor_is_moved_and_nothing_is_counted_again():
+    batch = make_batch([[5, 6], [7]], [[5], [6, 7]])
+    moved = batch.to(torch.device("meta"))  # where nothing can be counted
+    for name in TENSORS:
+        assert getattr(moved, name).device.type == "meta"
+        assert getattr(moved, name).shape == getattr(batch, name).shape
+        assert getattr(batch, name).device.type == "cpu"  # the batch itself stays
+    assert moved.ntokens == 2 + 3
+
+
+def test_a_batch_of_sources_alone():
+    batch = Batch(torch.tensor([[5, 4]]), pad=4)
+    moved = batch.to(torch.device("cpu"))
+    assert not hasattr(moved, "tgt")
+    assert (moved.pad, moved.ntokens) == (4, 0)
+    assert moved.src_mask.tolist() == [[[True, False]]]
 
 
 @given(LENGTHS, st.integers(60, 400), st.integers(1, 5), st.integers(0, 5), st.booleans())

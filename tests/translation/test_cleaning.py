@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.translation import cleaning
 from annotated_transformer.translation.cleaning import (
     BLOCK,
@@ -29,7 +30,6 @@ from annotated_transformer.translation.cleaning import (
 )
 from annotated_transformer.translation.corpora import read_lines, read_parallel
 from annotated_transformer.translation.downloads import DATA_VARIABLE, CorpusError
-from annotated_transformer.translation.grammar import grammar_pairs
 
 DATA = os.environ.get(DATA_VARIABLE)
 

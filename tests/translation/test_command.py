@@ -21,8 +21,8 @@ import pytest
 import sacrebleu
 import torch
 
+from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.results.machine_translation import ABLATION, read_records
-from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.translation import command as module
 from annotated_transformer.translation.checkpoints import load_system, load_tensors, trainings
 from annotated_transformer.translation.command import (
@@ -919,13 +919,13 @@ def test_plot_takes_the_curve_of_the_newest_sound_checkpoint(
     shutil.copytree(trained, folder)
     (folder / "record.json").write_text('{"curve": "of an earlier end"}', encoding="utf-8")
     seen: list[Any] = []
-    real = module.training_figure
+    real = module.log_figure
 
     def watched(journal: Any, curve: Any, name: str) -> Any:
         seen.append(curve)
         return real(journal, curve, name)
 
-    monkeypatch.setattr(module, "training_figure", watched)
+    monkeypatch.setattr(module, "log_figure", watched)
     assert main(["plot", str(folder)]) == 0
     newest = trainings(folder)[-1]
     newest.write_bytes(b"damaged")

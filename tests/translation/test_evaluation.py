@@ -11,6 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 from sacremoses import MosesTokenizer
 
+from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.evaluation import (
     bleu_counts,
@@ -22,7 +23,6 @@ from annotated_transformer.translation.evaluation import (
     score,
     split_compounds,
 )
-from annotated_transformer.translation.grammar import grammar_pairs
 
 REFERENCES = [pair.text("en") for pair in grammar_pairs("test")][:200]
 

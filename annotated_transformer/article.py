@@ -1,0 +1,444 @@
+"""Every name of *The Annotated Transformer* (2018, 2022), with its signature and its defaults.
+
+Code written for it runs with its imports changed to this module. What differs from the rest of the
+package, which follows the paper, is what that article does: normalisation before the sub-layers, by
+the sample deviation; dropout of attention weights and of hidden units; no matrix shared. Where the
+two editions use one name for different things, both ways of calling it work.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from annotated_transformer.model import architecture
+from annotated_transformer.model.architecture import EncoderDecoder as EncoderDecoder
+from annotated_transformer.model.architecture import Generator as Generator
+from annotated_transformer.model.architecture import clones as clones
+from annotated_transformer.model.attention import attention as attention
+from annotated_transformer.model.embeddings import Embeddings as Embeddings
+from annotated_transformer.model.embeddings import PositionalEncoding as PositionalEncoding
+from annotated_transformer.model.feed_forward import (
+    PositionwiseFeedForward as PositionwiseFeedForward,
+)
+from annotated_transformer.model.multi_head import MultiHeadedAttention as MultiHeadedAttention
+from annotated_transformer.model.multi_head import subsequent_mask as subsequent_mask
+from annotated_transformer.training import batches
+from annotated_transformer.training.optimizer import NoamOpt as NoamOpt
+from annotated_transformer.training.optimizer import rate as rate
+from annotated_transformer.training.regularization import LabelSmoothing as LabelSmoothing
+from annotated_transformer.translation.greedy import greedy_decode as greedy_decode
+
+__all__ = [  # MyIterator too, but a star should not need torchtext
+    *("Batch", "Decoder", "DecoderLayer", "DummyOptimizer", "DummyScheduler", "Embeddings"),
+    *("Encoder", "EncoderDecoder", "EncoderLayer", "Generator", "LabelSmoothing", "LayerNorm"),
+    *("MultiGPULossCompute", "MultiHeadedAttention", "NoamOpt", "PositionalEncoding"),
+    *("PositionwiseFeedForward", "SimpleLossCompute", "SublayerConnection", "TrainState"),
+    *("article_state", "attention", "average", "batch_size_fn", "clones", "data_gen"),
+    *("get_std_opt", "greedy_decode", "make_model", "rate", "rebatch", "run_epoch"),
+    *("subsequent_mask", "tokenize_de", "tokenize_en"),
+]
+
+# --- the model ------------------------------------------------------------------------------
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation as the article has it: ε is added to the sample deviation."""
+
+    def __init__(self, features: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.a_2 = nn.Parameter(torch.ones(features))
+        self.b_2 = nn.Parameter(torch.zeros(features))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x (..., features)`` over its last axis; same shape."""
+        deviation, mean = torch.std_mean(x, dim=-1, keepdim=True)
+        return self.a_2 * (x - mean) / (deviation + self.eps) + self.b_2
+
+
+class SublayerConnection(architecture.SublayerConnection):
+    """A residual connection with the norm before the sub-layer."""
+
+    def __init__(self, size: int, dropout: float) -> None:
+        super().__init__(size, dropout, norm="pre")
+        self.norm = LayerNorm(size)  # type: ignore[assignment]
+
+
+class EncoderLayer(architecture.EncoderLayer):
+    """Self-attention and a feed-forward network, with the article's residual connections."""
+
+    def __init__(
+        self, size: int, self_attn: nn.Module, feed_forward: nn.Module, dropout: float
+    ) -> None:
+        super().__init__(size, self_attn, feed_forward, dropout, norm="pre")
+        self.sublayer = clones(SublayerConnection(size, dropout), 2)
+
+
+class DecoderLayer(architecture.DecoderLayer):
+    """The three sub-layers of the decoder, with the article's residual connections."""
+
+    def __init__(
+        self,
+        size: int,
+        self_attn: nn.Module,
+        src_attn: nn.Module,
+        feed_forward: nn.Module,
+        dropout: float,
+    ) -> None:
+        super().__init__(size, self_attn, src_attn, feed_forward, dropout, norm="pre")
+        self.sublayer = clones(SublayerConnection(size, dropout), 3)
+
+
+class Encoder(architecture.Encoder):
+    """``N`` layers, and a norm at their end; a layer needs no more than its ``size``."""
+
+    def __init__(self, layer: Any, N: int) -> None:
+        nn.Module.__init__(self)
+        self.layers = clones(layer, N)
+        self.norm = LayerNorm(layer.size)  # type: ignore[assignment]
+
+
+class Decoder(architecture.Decoder):
+    """``N`` layers, and a norm at their end; a layer needs no more than its ``size``."""
+
+    def __init__(self, layer: Any, N: int) -> None:
+        nn.Module.__init__(self)
+        self.layers = clones(layer, N)
+        self.norm = LayerNorm(layer.size)  # type: ignore[assignment]
+
+
+def make_model(
+    src_vocab: int,
+    tgt_vocab: int,
+    N: int = 6,
+    d_model: int = 512,
+    d_ff: int = 2048,
+    h: int = 8,
+    dropout: float = 0.1,
+) -> EncoderDecoder:
+    """Build the article's model, with Glorot's first weights in all matrices."""
+    c = copy.deepcopy
+    attn, ff = MultiHeadedAttention(h, d_model), PositionwiseFeedForward(d_model, d_ff, dropout)
+    position = PositionalEncoding(d_model, dropout)
+    model = EncoderDecoder(
+        Encoder(EncoderLayer(d_model, c(attn), c(ff), dropout), N),
+        Decoder(DecoderLayer(d_model, c(attn), c(attn), c(ff), dropout), N),
+        nn.Sequential(Embeddings(d_model, src_vocab), c(position)),
+        nn.Sequential(Embeddings(d_model, tgt_vocab), c(position)),
+        Generator(d_model, tgt_vocab),
+    )
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.xavier_uniform_(parameter)
+    return model
+
+
+def article_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Translate weights of the article's model for ``annotated_transformer.make_model``.
+
+    Load them into ``make_model(..., norm="pre", tie="none")``. Outputs agree to about 1e-4: that
+    article adds its epsilon to the sample deviation, and we add ours to the variance.
+
+    Args:
+        state: The article's ``state_dict``; its table of positions is left out.
+    """
+    ours: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if name.endswith(".a_2"):  # n - 1 in the deviation's denominator, not n
+            scale = math.sqrt((value.numel() - 1) / value.numel())
+            ours[name.replace("a_2", "weight")] = value * scale
+        elif not name.endswith(".pe"):
+            ours[name.replace("b_2", "bias")] = value
+    return ours
+
+
+# --- batches and data -----------------------------------------------------------------------
+
+
+class Batch(batches.Batch):
+    """Our batch, which also knows the names of 2018: ``trg``, ``trg_y``, ``trg_mask``."""
+
+    def __init__(self, src: Tensor, trg: Tensor | None = None, pad: int = 0, **names: Any) -> None:
+        super().__init__(src, names.pop("tgt", trg), pad)
+        if names:
+            raise TypeError(f"Batch has no argument {next(iter(names))!r}")
+
+    @property
+    def trg(self) -> Tensor:
+        """The decoder's input ``(batch, n)``."""
+        return self.tgt
+
+    @property
+    def trg_y(self) -> Tensor:
+        """What is to be predicted ``(batch, n)``."""
+        return self.tgt_y
+
+    @property
+    def trg_mask(self) -> Tensor:
+        """The mask ``(batch, n, n)`` of the decoder's input."""
+        return self.tgt_mask
+
+
+def data_gen(V: int, batch: int, nbatches: int) -> Iterator[Batch]:
+    """Yield batches to be copied: ten symbols of 1 to ``V - 1``, of which the first is 1."""
+    for _ in range(nbatches):
+        data = torch.randint(1, V, (batch, 10))
+        data[:, 0] = 1
+        yield Batch(data, data.clone(), 0)
+
+
+max_src_in_batch = max_tgt_in_batch = 0
+
+
+def batch_size_fn(new: Any, count: int, sofar: int) -> int:
+    """Return the tokens of a batch with padding, for the longer side, after example ``new``."""
+    global max_src_in_batch, max_tgt_in_batch
+    if count == 1:
+        max_src_in_batch = max_tgt_in_batch = 0
+    max_src_in_batch = max(max_src_in_batch, len(new.src))
+    max_tgt_in_batch = max(max_tgt_in_batch, len(new.trg) + 2)  # with begin and end symbols
+    return count * max(max_src_in_batch, max_tgt_in_batch)
+
+
+def rebatch(pad_idx: int, batch: Any) -> Batch:
+    """Make a batch of torchtext's, whose ``src`` and ``trg`` are ``(length, sentences)``."""
+    return Batch(batch.src.transpose(0, 1), batch.trg.transpose(0, 1), pad_idx)
+
+
+@cache
+def _spacy(language: str) -> Any:
+    import spacy  # of the extra "translation"
+
+    return spacy.blank(language).tokenizer  # needs no model
+
+
+def tokenize_de(text: str) -> list[str]:
+    """Cut a German text into words and marks."""
+    return [token.text for token in _spacy("de")(text)]
+
+
+def tokenize_en(text: str) -> list[str]:
+    """Cut an English text into words and marks."""
+    return [token.text for token in _spacy("en")(text)]
+
+
+@cache
+def _my_iterator() -> type:
+    from torchtext import data  # 0.6, of the extra "torchtext"
+
+    class MyIterator(data.Iterator):  # type: ignore[misc]
+        """Batches of sentences of similar length, cut from shuffled pools of a hundred batches."""
+
+        def create_batches(self) -> None:
+            """Cut one epoch."""
+            if self.train:
+                self.batches: Any = self._pooled()
+            else:
+                cuts = data.batch(self.data(), self.batch_size, self.batch_size_fn)
+                self.batches = [sorted(batch, key=self.sort_key) for batch in cuts]
+
+        def _pooled(self) -> Iterator[list[Any]]:
+            for pool in data.batch(self.data(), self.batch_size * 100):
+                in_order = sorted(pool, key=self.sort_key)
+                cuts = list(data.batch(in_order, self.batch_size, self.batch_size_fn))
+                yield from self.random_shuffler(cuts)
+
+    return MyIterator
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MyIterator":  # torchtext is imported by who asks for it alone
+        return _my_iterator()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# --- training -------------------------------------------------------------------------------
+
+
+def get_std_opt(model: Any) -> NoamOpt:
+    """Return Adam with the article's schedule: factor 2, 4,000 updates of warm-up."""
+    adam = torch.optim.Adam(model.parameters(), lr=0, betas=(0.9, 0.98), eps=1e-9)
+    return NoamOpt(model.src_embed[0].d_model, 2, 4000, adam)
+
+
+_GIVEN = object()
+
+
+class SimpleLossCompute:
+    """The loss of a batch, summed over its tokens; with ``opt`` (2018) also the update.
+
+    Called with the model's output ``x``, the gold tokens ``y`` and the number of tokens ``norm``.
+    Made with three arguments it returns the sum, as in 2018; with two, as in 2022, the sum and
+    the mean to call ``backward`` on.
+    """
+
+    def __init__(self, generator: nn.Module, criterion: nn.Module, opt: Any = _GIVEN) -> None:
+        self.generator, self.criterion, self.opt = generator, criterion, opt
+
+    def __call__(self, x: Tensor, y: Tensor, norm: int) -> Any:
+        """Compute the loss, and make the update if there is an optimizer."""
+        log_probs = self.generator(x)
+        loss = self.criterion(log_probs.flatten(0, -2), y.flatten()) / norm
+        if self.opt is _GIVEN:
+            return loss.detach() * norm, loss
+        if self.opt is not None:
+            loss.backward()
+            self.opt.step()
+            self.opt.optimizer.zero_grad()
+        return loss.item() * norm
+
+
+class MultiGPULossCompute:
+    """The loss by several devices, each for its part of the batch, some positions at a time.
+
+    Args:
+        generator: From the model's output to log-probabilities.
+        criterion: The summed loss.
+        devices: GPU numbers or devices. Without a GPU, all is computed where the output is.
+        opt: Makes the update, if given.
+        chunk_size: Positions that are projected to the vocabulary at a time.
+    """
+
+    def __init__(
+        self,
+        generator: nn.Module,
+        criterion: nn.Module,
+        devices: Sequence[int | str | torch.device],
+        opt: Any = None,
+        chunk_size: int = 5,
+    ) -> None:
+        self.generator, self.criterion, self.opt = generator, criterion, opt
+        self.devices, self.chunk_size = devices, chunk_size
+
+    def __call__(self, out: Tensor, targets: Tensor, normalize: int) -> float:
+        """Return the summed loss of ``out (batch, n, d_model)``, and make the update."""
+        learn = self.opt is not None
+        there = self.devices if torch.cuda.is_available() else [out.device] * len(self.devices)
+        leaf, total = out.detach().requires_grad_(learn), 0.0
+        parts = zip(there, leaf.chunk(len(there)), targets.chunk(len(there)), strict=False)
+        for device, x, gold in parts:
+            own = {name: p.to(device) for name, p in self.generator.named_parameters()}
+            columns = zip(x.split(self.chunk_size, 1), gold.split(self.chunk_size, 1), strict=True)
+            for column, y in columns:
+                log_probs = torch.func.functional_call(self.generator, own, column.to(device))
+                loss = self.criterion(log_probs.flatten(0, -2), y.to(device).flatten()) / normalize
+                total += loss.item()
+                if learn:
+                    loss.backward(retain_graph=True)  # all columns share the moved parameters
+        if learn:
+            out.backward(gradient=leaf.grad)
+            self.opt.step()
+            self.opt.optimizer.zero_grad()
+        return total * normalize
+
+
+@dataclass
+class TrainState:
+    """What :func:`run_epoch` counts (2022).
+
+    Attributes:
+        step: Batches of this epoch.
+        accum_step: Updates of this epoch.
+        samples: Sentence pairs.
+        tokens: Target tokens.
+    """
+
+    step: int = 0
+    accum_step: int = 0
+    samples: int = 0
+    tokens: int = 0
+
+
+class DummyOptimizer(torch.optim.Optimizer):
+    """An optimizer that does nothing, for evaluation (2022)."""
+
+    def __init__(self) -> None:
+        self.param_groups = [{"lr": 0}]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Do nothing."""
+
+
+class DummyScheduler:
+    """A scheduler that does nothing, for evaluation (2022)."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+def run_epoch(
+    data_iter: Iterable[batches.Batch],
+    model: Any,
+    loss_compute: Callable[[Tensor, Tensor, int], Any],
+    optimizer: Any = None,
+    scheduler: Any = None,
+    mode: str = "train",
+    accum_iter: int = 1,
+    train_state: TrainState | None = None,
+) -> Any:
+    """Go through the batches once, printing the loss now and then.
+
+    Args:
+        data_iter: Batches.
+        model: Called with source, target and both masks.
+        loss_compute: A :class:`SimpleLossCompute`, or what is called like one.
+        optimizer: Makes the updates (2022); in 2018 ``loss_compute`` has made them.
+        scheduler: Sets the rate (2022).
+        mode: ``"train"`` or ``"train+log"`` make updates (2022).
+        accum_iter: Batches that make one update (2022).
+        train_state: Goes on counting (2022).
+
+    Returns:
+        The loss per token; with an optimizer also the counts.
+    """
+    state = TrainState() if train_state is None else train_state
+    start, tokens, total_tokens, total = time.time(), 0, 0, 0.0
+    for i, batch in enumerate(data_iter):
+        out = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+        loss = loss_compute(out, batch.tgt_y, batch.ntokens)
+        loss, node = loss if isinstance(loss, tuple) else (loss, None)
+        if optimizer is not None and node is not None and mode in ("train", "train+log"):
+            _learn(node, optimizer, scheduler, state, (i + 1) % accum_iter == 0)
+            state.samples += batch.src.size(0)
+            state.tokens += batch.ntokens
+        total, total_tokens = total + float(loss), total_tokens + batch.ntokens
+        tokens += batch.ntokens
+        if i % 50 == 1 and mode in ("train", "train+log"):
+            speed = tokens / (time.time() - start)
+            print(
+                f"Epoch Step: {i} Loss: {float(loss) / batch.ntokens:f} Tokens per Sec: {speed:f}"
+            )
+            start, tokens = time.time(), 0
+    return total / total_tokens if optimizer is None else (total / total_tokens, state)
+
+
+def _learn(loss: Tensor, optimizer: Any, scheduler: Any, state: TrainState, step: bool) -> None:
+    """Make a backward pass, and where it is due the update."""
+    loss.backward()
+    state.step += 1
+    if step:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        state.accum_step += 1
+    scheduler.step()
+
+
+def average(model: nn.Module, models: Sequence[nn.Module]) -> None:
+    """Set a model's weights to the mean of others' (2022, §6.1)."""
+    with torch.no_grad():
+        for own, *others in zip(
+            model.parameters(), *(other.parameters() for other in models), strict=True
+        ):
+            own.copy_(torch.stack(others).mean(0))

@@ -1,0 +1,349 @@
+"""Phrases and clauses, written in both languages by the same choices.
+
+Each chosen thing gets a number, its *link*, and the words that say it in either language carry that
+link: equal links become the alignment.
+"""
+
+import itertools
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
+
+from annotated_transformer.data.grammar.lexicon import (
+    ADJECTIVES,
+    ADVERBS,
+    AUXILIARIES,
+    CASES,
+    NOUNS,
+    PRONOUNS,
+    VERBS,
+    Case,
+    Verb,
+    english_number,
+    form,
+    german_number,
+)
+
+
+class Word(NamedTuple):
+    """A word being written: words of both languages that share a link are aligned."""
+
+    text: str
+    links: frozenset[int] = frozenset()
+    antecedent: int | None = None  # the link of the noun that a pronoun stands for
+
+
+Words = tuple[Word, ...]
+Both = tuple[Words, Words]  # English, German
+Order = Literal["first", "second", "last"]  # where the finite verb stands in German
+NOTHING: Final[Both] = ((), ())
+COMMA: Final = Word(",")
+THING: Final = ("standing", "lying")  # the kinds of nouns that are things
+
+
+def linked(text: str, *links: int) -> Words:
+    """Return the words of a text, all with the same links; an empty text has none."""
+    return tuple(Word(word, frozenset(links)) for word in text.split())
+
+
+class Writer:
+    """What a sentence is written with: random choices, and numbers that link words."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.links = itertools.count()
+
+    def bernoulli(self, probability: float) -> bool:
+        """Return True with a probability."""
+        return self.rng.random() < probability
+
+    def aligned(self, english: str, german: str) -> Both:
+        """Write something in both languages."""
+        link = next(self.links)
+        return linked(english, link), linked(german, link)
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A noun phrase in every case it may take."""
+
+    english: Mapping[Case, Words]
+    german: Mapping[Case, Words]
+    person: str  # "ich", "3" or "p": chooses the verb's form
+    gender: str  # "m", "f", "n" or "p"
+    kind: str
+    head: int  # the link of its noun
+    pronoun: bool = False
+
+    def followed_by(self, english: Words, german: Words) -> "Phrase":
+        """Return the phrase with words after its noun, the same in every case."""
+        in_english = {case: words + english for case, words in self.english.items()}
+        in_german = {case: words + german for case, words in self.german.items()}
+        return replace(self, english=in_english, german=in_german)
+
+
+def choose_verb(writer: Writer, kind: str) -> Verb:
+    """Choose a verb of a kind."""
+    return writer.rng.choice([verb for verb in VERBS if verb.kind == kind])
+
+
+def choose_adjective(writer: Writer, noun_kind: str) -> dict[str, str]:
+    """Choose an adjective that fits a kind of noun."""
+    general = {"standing": "thing", "lying": "thing", "drink": "mass", "food": "mass"}
+    kind = general.get(noun_kind, noun_kind)
+    return writer.rng.choice([row for row in ADJECTIVES if kind in row["kinds"].split()])
+
+
+def _german_determiner(determiner: str, number: int, case: Case, gender: str) -> tuple[str, str]:
+    """Return what a German noun phrase begins with, and the table of its adjective's endings."""
+    if determiner == "def":
+        return form("definite", case, gender), "weak"
+    if determiner == "number":
+        return german_number(number), "strong"
+    if determiner == "none" or (determiner == "ein" and gender == "p"):
+        return "", "strong"
+    return determiner + form("ein", case, gender), "mixed"
+
+
+def noun_phrase(
+    writer: Writer,
+    *kinds: str,
+    determiners: str = "def def ein mein unser",
+    plain: bool = False,
+    negation: tuple[int, ...] = (),
+) -> Phrase:
+    """Write a noun phrase.
+
+    Args:
+        writer: What chooses, and numbers the words.
+        kinds: The kinds of nouns to choose from.
+        determiners: What may come first: ``def``, ``ein``, ``kein``, ``mein``,
+            ``unser``, ``number``; a plural after ``ein`` has no article.
+        plain: Leave out adjectives and the plural.
+        negation: The link of the negation, where *kein* stands for it.
+    """
+    noun = writer.rng.choice([noun for noun in NOUNS if noun.kind in kinds])
+    determiner = writer.rng.choice(determiners.split())
+    plural = determiner == "number" or (not plain and writer.bernoulli(0.3))
+    bare = plain or writer.bernoulli(0.5)
+    adjective = None if bare else choose_adjective(writer, noun.kind)
+    if noun.kind in ("drink", "food"):
+        plural, determiner = False, writer.rng.choice(["def", "none", "none"])
+    gender = "p" if plural else noun.gender
+    number = writer.rng.randint(2, 99) if determiner == "number" else 0
+    first, second, head = (next(writer.links) for _ in range(3))
+
+    def english() -> Words:
+        quality = adjective["english"] if adjective else ""
+        named = noun.english_plural if plural else noun.english
+        article = "" if plural else "an" if (quality or named)[0] in "aeiou" else "a"
+        fixed = {"def": "the", "mein": "my", "unser": "our", "none": ""}
+        determined = english_number(number) if number else fixed.get(determiner, article)
+        return linked(determined, first) + linked(quality, second) + linked(named, head)
+
+    def german(case: Case) -> Words:
+        determined, table = _german_determiner(determiner, number, case, gender)
+        quality = adjective["stem"] + form(table, case, gender) if adjective else ""
+        words = linked(determined, first, *negation) + linked(quality, second)
+        return words + linked(noun.german(case, plural), head)
+
+    words, person = dict.fromkeys(CASES, english()), "p" if plural else "3"
+    return Phrase(words, {c: german(c) for c in CASES}, person, gender, noun.kind, head)
+
+
+def write_pronoun(writer: Writer, of: Phrase | None = None, which: str = "") -> Phrase:
+    """Write a pronoun: for a phrase (a pronoun is repeated), or as ``which`` says.
+
+    English says *it* of every thing; German asks for the gender of the noun.
+    """
+    if of is not None and of.pronoun:
+        which, of = of.english["nominative"][0].text, None
+    if of is not None:
+        which = {"m": "he", "f": "she", "n": "it", "p": "they"}[of.gender]
+    thing = of is not None and of.kind != "person" and of.gender != "p"
+    english, german = PRONOUNS["it" if thing else which], PRONOUNS[which]
+    link = next(writer.links)
+
+    def word(text: str) -> Words:
+        return (Word(text, frozenset({link}), of.head if of else None),)
+
+    cases, kind = CASES[:3], of.kind if of else "person"
+    in_english = {case: word(english["object"]) for case in cases}
+    in_english["nominative"] = word(english["english"])
+    in_german = {case: word(german[case]) for case in cases}
+    return Phrase(in_english, in_german, german["person"], german["gender"], kind, link, True)
+
+
+def write_person(writer: Writer) -> Phrase:
+    """Write a subject: a person, or a pronoun that needs no antecedent."""
+    if writer.bernoulli(0.35):
+        return write_pronoun(writer, which=writer.rng.choice(["I", "we", "he", "she", "they"]))
+    return noun_phrase(writer, "person")
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What a clause says, before either language has put it in order."""
+
+    subject: Phrase
+    verb: Verb | None  # None: the copula, with an adjective as complement
+    tense: str  # "present", "past", "future" or a modal verb
+    links: tuple[int, int]  # of the verb, of its auxiliary
+    objects: tuple[tuple[Phrase, Case], ...] = ()
+    adverb: Both = NOTHING
+    position: str = ""  # of the adverb: "front", or in English "early" or "late"
+    negation: tuple[str, int] | None = None  # German "nicht", or "kein" in an object; its link
+    complement: Both = NOTHING  # a place, or what the subject is like
+
+
+def german_verb(clause: Clause) -> tuple[Words, Words]:
+    """Return the finite verb and the words that wait at the end of the clause."""
+    verb, person, (link, auxiliary) = clause.verb, clause.subject.person, clause.links
+    if clause.tense not in ("present", "past"):
+        infinitive = verb.prefix + verb.stem if verb else "sein"
+        return linked(AUXILIARIES["de", clause.tense][person], auxiliary), linked(infinitive, link)
+    if verb is None:
+        return linked(AUXILIARIES["de", f"be {clause.tense}"][person], link), ()
+    if clause.tense == "past":  # spoken German: hat gekauft
+        helper = AUXILIARIES["de", verb.auxiliary][person]
+        return linked(helper, link), linked(verb.participle, link)
+    return linked(verb.finite(person), link), linked(verb.prefix, link)
+
+
+def german_order(clause: Clause, order: Order) -> Words:
+    """Write a German clause with its finite verb first, second or last."""
+    finite, end = german_verb(clause)
+    subject, adverb = clause.subject.german["nominative"], clause.adverb[1]
+    front = clause.position == "front"
+    middle = () if front else adverb
+    for phrase, case in clause.objects:  # a pronoun comes before the adverb
+        words = phrase.german[case]
+        middle = words + middle if phrase.pronoun else middle + words
+    if clause.negation and clause.negation[0] == "nicht":
+        middle += linked(*clause.negation)
+    middle += clause.complement[1]
+    if order == "last":
+        if clause.tense == "present" and end:  # the prefix is joined again: anruft
+            return subject + middle + linked(end[0].text + finite[0].text, clause.links[0])
+        return subject + middle + end + finite
+    if order == "first":
+        return finite + subject + middle + end
+    return (adverb + finite + subject if front else subject + finite) + middle + end
+
+
+def english_verb(clause: Clause, question: bool) -> tuple[Words, Words]:
+    """Return auxiliary words and main verb; *do* is added where it must be."""
+    verb, person, (link, auxiliary) = clause.verb, clause.subject.person, clause.links
+    negation = linked("not", clause.negation[1]) if clause.negation else ()
+    if clause.tense not in ("present", "past"):
+        modal = linked(AUXILIARIES["en", clause.tense][person], auxiliary)
+        return modal + negation, linked(verb.english if verb else "be", link)
+    helped = question or clause.negation is not None
+    if verb is None:
+        copula = linked(AUXILIARIES["en", f"be {clause.tense}"][person], link)
+        return (copula + negation, ()) if helped else ((), copula)
+    if helped:
+        helper = AUXILIARIES["en", f"do {clause.tense}"][person]
+        return linked(helper, link) + negation, linked(verb.english, link)
+    present = verb.english_third if person == "3" else verb.english
+    return (), linked(verb.english_past if clause.tense == "past" else present, link)
+
+
+def english_order(clause: Clause, question: bool = False) -> Words:
+    """Write an English clause as a statement or as a yes-no question."""
+    helpers, main = english_verb(clause, question)
+    adverbs = {clause.position: clause.adverb[0]}
+    subject = clause.subject.english["nominative"]
+    start = helpers[:1] + subject + helpers[1:] if question else subject + helpers
+    rest, particle = main[:1], main[1:]  # throws the lamp away, but: throws away the lamp
+    if clause.verb is None and not helpers:  # is often happy, but: often laughs
+        rest += adverbs.get("early", ())
+    else:
+        start += adverbs.get("early", ())
+    for phrase, case in clause.objects:
+        words = phrase.english[case]
+        rest += words + particle if phrase.pronoun else particle + words
+        particle = ()
+    rest += particle + clause.complement[0]
+    return adverbs.get("front", ()) + start + rest + adverbs.get("late", ())
+
+
+def write_clause(
+    writer: Writer,
+    subject: Phrase,
+    verb: Verb | None,
+    *objects: tuple[Phrase, Case],
+    tense: str,
+    adverb: bool = False,
+    negation: tuple[str, int] | None = None,
+    complement: Both = NOTHING,
+) -> Clause:
+    """Assemble a clause, perhaps with an adverb chosen at random, if ``adverb`` allows one."""
+    position, words = "", NOTHING
+    fitting = [row for row in ADVERBS if tense in row["tenses"].split()]
+    if adverb and fitting and not negation and writer.bernoulli(0.4):
+        chosen = writer.rng.choice(fitting)
+        position, words = chosen["position"], writer.aligned(chosen["english"], chosen["german"])
+        if position == "late" and writer.bernoulli(0.5):
+            position = "front"
+    links = next(writer.links), next(writer.links)
+    return Clause(subject, verb, tense, links, objects, words, position, negation, complement)
+
+
+def described(writer: Writer, subject: Phrase, tense: str = "present", **options: Any) -> Clause:
+    """Say that the subject has a quality: *is old*."""
+    adjective = choose_adjective(writer, subject.kind)
+    complement = writer.aligned(adjective["english"], adjective["german"])
+    return write_clause(writer, subject, None, tense=tense, complement=complement, **options)
+
+
+def write_place(writer: Writer, motion: bool = False, at_thing: bool = False) -> Both:
+    """Write a place; after *in*, the case tells where something is from where it goes."""
+    english, german = ("into" if motion else "in"), "in"
+    if at_thing:
+        places = [("on", "auf"), ("under", "unter"), ("beside", "neben"), ("behind", "hinter")]
+        english, german = writer.rng.choice(places)
+        phrase = noun_phrase(writer, "standing", determiners="def def ein mein", plain=True)
+    else:
+        phrase = noun_phrase(writer, "place", determiners="def def ein unser")
+    link, words = next(writer.links), phrase.german["accusative" if motion else "dative"]
+    preposition = linked(german, link)
+    if joined := {("in", "dem"): "im", ("in", "das"): "ins"}.get((german, words[0].text)):
+        preposition, words = linked(joined, link, *words[0].links), words[1:]
+    return linked(english, link) + phrase.english["dative"], preposition + words
+
+
+def owned(writer: Writer, phrase: Phrase) -> Phrase:
+    """Add an owner in the genitive: *the house of the king*."""
+    owner = noun_phrase(writer, "person", determiners="def mein unser", plain=True)
+    words = owner.english["nominative"]
+    return phrase.followed_by((Word("of", words[0].links), *words), owner.german["genitive"])
+
+
+def related(writer: Writer, phrase: Phrase) -> Phrase:
+    """Add a relative clause, in which German sends the verb to the end."""
+    tense = writer.rng.choice(["present", "past"])
+    thing, person = phrase.kind in THING, phrase.kind == "person"
+    if thing or (person and writer.bernoulli(0.4)):
+        word, case, kind = ("that", CASES[1], "thing") if thing else ("whom", CASES[2], "dative")
+        pronoun = writer.aligned(word, form("relative", case, phrase.gender))
+        clause = write_clause(writer, write_person(writer), choose_verb(writer, kind), tense=tense)
+    else:
+        pronoun, clause = NOTHING, _with_relative_subject(writer, phrase, tense)
+    german = (COMMA, *pronoun[1], *german_order(clause, "last"), COMMA)
+    return phrase.followed_by(pronoun[0] + english_order(clause), german)
+
+
+def _with_relative_subject(writer: Writer, phrase: Phrase, tense: str) -> Clause:
+    """Write a clause whose subject is the relative pronoun of a phrase."""
+    word = "who" if phrase.kind == "person" else "that"
+    english, german = writer.aligned(word, form("relative", "nominative", phrase.gender))
+    subject = replace(phrase, english={"nominative": english}, german={"nominative": german})
+    if phrase.kind == "person" and writer.bernoulli(0.5):
+        thing = noun_phrase(writer, *THING, determiners="def ein mein")
+        verb = choose_verb(writer, "thing")
+        return write_clause(writer, subject, verb, (thing, "accusative"), tense=tense)
+    place = write_place(writer) if writer.bernoulli(0.5) else NOTHING
+    verb = choose_verb(writer, "none")
+    return write_clause(writer, subject, verb, tense=tense, complement=place)

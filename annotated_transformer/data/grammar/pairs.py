@@ -1,0 +1,134 @@
+"""Sentence pairs with their alignment and antecedents, and the splits of the corpus."""
+
+import hashlib
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from annotated_transformer.data.grammar.clauses import Word, Words, Writer, linked
+from annotated_transformer.data.grammar.lexicon import ADJECTIVES
+from annotated_transformer.data.grammar.sentences import Sentence, write_sentence
+
+GRAMMAR_SIZES: Final[Mapping[str, int]] = {"train": 16_000, "val": 500, "test": 1_000}
+SHORTEST: Final = 4  # words and marks of a sentence, on either side
+LONGEST: Final = 20
+MARKS: Final = frozenset(".,?!:;")
+
+
+@dataclass(frozen=True)
+class Coreference:
+    """Where a pronoun and its antecedent stand, in both sentences: (pronoun, noun)."""
+
+    english: tuple[int, int]
+    german: tuple[int, int]
+
+
+def detokenise(words: Iterable[str]) -> str:
+    """Join words by blanks; a punctuation mark is set against the word before it."""
+    return "".join(word if word in MARKS else f" {word}" for word in words).lstrip(" ")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sentence in both languages, with what a corpus of real text leaves open.
+
+    Attributes:
+        english: The words and punctuation marks, in order.
+        german: Likewise.
+        alignment: Pairs (English index, German index) of words that mean the same.
+        coreferences: The pronouns with an antecedent in the sentence.
+    """
+
+    english: tuple[str, ...]
+    german: tuple[str, ...]
+    alignment: frozenset[tuple[int, int]]
+    coreferences: tuple[Coreference, ...] = ()
+
+    def words(self, language: str) -> tuple[str, ...]:
+        """Return the words in ``en`` or ``de``."""
+        return {"en": self.english, "de": self.german}[language]
+
+    def text(self, language: str) -> str:
+        """Return the sentence in ``en`` or ``de``, as it is usually written."""
+        return detokenise(self.words(language))
+
+    def spans(self, language: str) -> tuple[tuple[int, int], ...]:
+        """Return where each word starts and ends in the text, in characters."""
+        spans, end = [], 0
+        for word in self.words(language):
+            start = end + (0 if end == 0 or word in MARKS else 1)
+            end = start + len(word)
+            spans.append((start, end))
+        return tuple(spans)
+
+
+def _finish(words: Words, mark: Words) -> Words:
+    """Add the final mark, drop commas that meet another mark, start with a capital."""
+    kept: list[Word] = []
+    for word in words + mark:
+        if kept and kept[-1].text == "," and word.text in MARKS:
+            word = Word(word.text, word.links | kept.pop().links)
+        kept.append(word)
+    first = kept[0].text
+    return (kept[0]._replace(text=first[0].upper() + first[1:]), *kept[1:])
+
+
+def make_pair(sentence: Sentence, mark_link: int) -> Pair:
+    """Turn linked words into a pair: equal links become the alignment; the mark gets its own."""
+    mark = linked(sentence[2], mark_link)
+    sides = _finish(sentence[0], mark), _finish(sentence[1], mark)
+    alignment = frozenset(
+        (i, j)
+        for i, word in enumerate(sides[0])
+        for j, other in enumerate(sides[1])
+        if word.links & other.links
+    )
+    where = [{link: i for i, word in enumerate(side) for link in word.links} for side in sides]
+    coreferences = tuple(
+        Coreference(*((place[min(word.links)], place[word.antecedent]) for place in where))
+        for word in sides[0]
+        if word.antecedent is not None
+    )
+    english, german = (tuple(word.text for word in side) for side in sides)
+    return Pair(english, german, alignment, coreferences)
+
+
+def split_of(pair: Pair) -> str:
+    """Return the split that a sentence belongs to, whatever the seed that wrote it."""
+    digest = hashlib.sha256(" ".join(pair.english).encode()).digest()
+    return "test" if digest[0] < 26 else "val" if digest[0] < 52 else "train"
+
+
+def _acceptable(pair: Pair, adjectives: frozenset[str]) -> bool:
+    """Tell whether a pair has the wanted length, and no adjective twice."""
+    used = [word for word in pair.english if word in adjectives]
+    lengths = len(pair.english), len(pair.german)
+    return SHORTEST <= min(lengths) <= max(lengths) <= LONGEST and len(used) == len(set(used))
+
+
+def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) -> list[Pair]:
+    """Write sentence pairs of the grammar.
+
+    Args:
+        split: ``train``, ``val`` or ``test``. No sentence is in two of them, not even
+            for different seeds: a hash of the sentence chooses its split.
+        size: How many different pairs; the default is in ``GRAMMAR_SIZES``.
+        seed: The same seed writes the same pairs, and a longer list starts with them.
+
+    Raises:
+        ValueError: If there is no such split, or the size is negative.
+    """
+    if split not in GRAMMAR_SIZES:
+        raise ValueError(f"grammar: no split {split!r}; choose among {', '.join(GRAMMAR_SIZES)}")
+    wanted = GRAMMAR_SIZES[split] if size is None else size
+    if wanted < 0:
+        raise ValueError(f"grammar: the size must not be negative, it is {wanted}")
+    writer = Writer(random.Random(f"{split} {seed}"))
+    adjectives = frozenset(row["english"] for row in ADJECTIVES)
+    pairs: dict[tuple[str, ...], Pair] = {}
+    while len(pairs) < wanted:
+        pair = make_pair(write_sentence(writer), next(writer.links))
+        if _acceptable(pair, adjectives) and split_of(pair) == split:
+            pairs.setdefault(pair.english, pair)
+    return list(pairs.values())

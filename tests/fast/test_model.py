@@ -1,0 +1,270 @@
+"""The fast layer gives the readable layer's values and gradients, or hands back to it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from annotated_transformer.fast import model as module
+from annotated_transformer.fast.loss import FastLoss, fast_batch_loss
+from annotated_transformer.fast.model import FastModel, can_accelerate, dropout
+from annotated_transformer.model import multi_head
+from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.model.embeddings import Embeddings
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import make_model
+from annotated_transformer.training.batches import Batch, make_batch
+from annotated_transformer.training.loop import batch_loss
+
+VOCAB = 23
+OPTIONS = (
+    {},
+    {"norm": "pre"},
+    {"d_k": 3, "d_v": 5},
+    {"d_k": 4, "d_v": 4, "h": 3},
+    {"positions": "learned"},
+    {"tie": "none"},
+    {"tie": "target", "norm": "pre", "positions": "learned"},
+)
+
+
+def model(seed: int = 0, **options: object) -> EncoderDecoder:
+    torch.manual_seed(seed)
+    sizes = {"N": 2, "d_model": 16, "d_ff": 24, "h": 2, "dropout": 0.0, "max_len": 200}
+    return make_model(VOCAB, VOCAB, **{**sizes, **options}).double()
+
+
+def batch(seed: int, pairs: int = 5, longest: int = 9, empty: bool = False) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def sentence() -> list[int]:
+        length = int(torch.randint(0 if empty else 1, longest + 1, (1,), generator=generator))
+        return torch.randint(4, VOCAB, (length,), generator=generator).tolist()
+
+    return make_batch([sentence() for _ in range(pairs)], [sentence() for _ in range(pairs)])
+
+
+def gradients(net: EncoderDecoder, loss: Tensor) -> dict[str, Tensor]:
+    net.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def assert_equal(net: EncoderDecoder, pairs: Batch, smoothing: float = 0.1) -> None:
+    """Both layers agree in loss, likelihood and every gradient."""
+    slow, slow_nll = batch_loss(net, pairs, smoothing)
+    expected = gradients(net, slow)
+    fast, fast_nll = fast_batch_loss(net, pairs, smoothing)
+    found = gradients(net, fast)
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-11)
+    torch.testing.assert_close(fast_nll, slow_nll, rtol=0, atol=1e-9)
+    assert found.keys() == expected.keys()
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-11, msg=name)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 10**6), st.sampled_from(OPTIONS), st.integers(1, 6), st.sampled_from([0.0, 0.1])
+)
+def test_value_and_gradient_are_those_of_the_readable_layer(seed, options, pairs, smoothing):
+    net = model(seed, **options)
+    assert can_accelerate(net)
+    assert_equal(net, batch(seed, pairs, empty=True), smoothing)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_long_sentences_take_the_fused_kernel_and_agree(options):
+    assert_equal(model(**options), batch(0, 2, longest=190))
+
+
+def test_a_wrong_attention_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(module, "attend", lambda attn, x, memory, mask: x)
+    with pytest.raises(AssertionError):
+        assert_equal(model(), batch(0))
+
+
+def test_the_state_dict_is_the_same():
+    net = model()
+    ours = FastModel(net).state_dict()
+    assert ours.keys() == net.state_dict().keys()
+    assert all(ours[name] is not None for name in ours)
+    assert {id(p) for p in FastModel(net).parameters()} == {id(p) for p in net.parameters()}
+
+
+@pytest.mark.parametrize("dropped", ["dropout", "attention_dropout", "ff_dropout"])
+def test_dropout_is_at_work_in_training_alone(dropped):
+    net, pairs = model(**{dropped: 0.5}), batch(1)
+    net.train()
+    assert len({fast_batch_loss(net, pairs)[0].item() for _ in range(4)}) == 4
+    net.eval()
+    assert len({fast_batch_loss(net, pairs)[0].item() for _ in range(4)}) == 1
+    torch.testing.assert_close(fast_batch_loss(net, pairs)[0], batch_loss(net, pairs)[0])
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 0.3, 0.5]))
+def test_the_cheap_dropout_keeps_as_many_and_the_mean(seed, p):
+    torch.manual_seed(seed)
+    x = torch.ones(200, 301, dtype=torch.double)
+    y = dropout(nn.Dropout(p), x)
+    share = float((y == 0).double().mean())
+    assert abs(share - p) < 6 * (p * (1 - p) / x.numel()) ** 0.5
+    assert torch.allclose(y[y != 0], torch.tensor(1 / (1 - p), dtype=torch.double), rtol=1e-4)
+    assert torch.equal(dropout(nn.Dropout(p).eval(), x), x)
+
+
+# --- where it hands back ------------------------------------------------------------------------
+
+
+class Doubled(MultiHeadedAttention):
+    """An attention of one's own."""
+
+    def forward(self, *args: Tensor, **options: Tensor) -> Tensor:
+        return 2 * super().forward(*args, **options)
+
+
+class LowRank(nn.Module):
+    """A matrix with a learned change of low rank, as LoRA wraps it; it has a ``weight``."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
+        self.a = nn.Parameter(torch.randn(2, layer.in_features, dtype=torch.double))
+        self.b = nn.Parameter(torch.randn(layer.out_features, 2, dtype=torch.double))
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = self.layer(x) + x @ self.a.T @ self.b.T
+        return changed
+
+
+class Scaled(nn.Module):
+    """A parametrisation."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 3 * weight
+
+
+def doubled_attention(net: EncoderDecoder) -> None:
+    net.decoder.layers[0].self_attn.__class__ = Doubled
+
+
+def low_rank_projection(net: EncoderDecoder) -> None:
+    net.encoder.layers[1].self_attn.linears[0] = LowRank(net.encoder.layers[1].self_attn.linears[0])
+
+
+def low_rank_generator(net: EncoderDecoder) -> None:
+    net.generator.proj = LowRank(net.generator.proj)
+
+
+def parametrised(net: EncoderDecoder) -> None:
+    parametrize.register_parametrization(net.encoder.layers[0].feed_forward.w_1, "weight", Scaled())
+
+
+def hooked(net: EncoderDecoder) -> None:
+    layer = net.encoder.layers[0].self_attn.linears[2]
+    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def hooked_before(net: EncoderDecoder) -> None:
+    net.decoder.layers[1].register_forward_pre_hook(
+        lambda module, inputs: (2 * inputs[0], *inputs[1:])
+    )
+
+
+def own_forward(net: EncoderDecoder) -> None:
+    part = net.encoder.layers[0].feed_forward
+    part.forward = lambda x: 0 * x
+
+
+def other_norm(net: EncoderDecoder) -> None:
+    net.encoder.layers[0].sublayer[0].norm = nn.RMSNorm(16).double()
+
+
+def other_embedding(net: EncoderDecoder) -> None:
+    net.src_embed = nn.Sequential(Embeddings(16, VOCAB).double())
+
+
+def own_encode(net: EncoderDecoder) -> None:
+    net.encode = lambda src, mask: EncoderDecoder.encode(net, src, mask) * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(doubled_attention, low_rank_projection, low_rank_generator, parametrised, hooked),
+        *(hooked_before, own_forward, other_norm, other_embedding, own_encode),
+    ],
+)
+def test_what_was_changed_is_run_and_trained(change: Callable[[EncoderDecoder], None]) -> None:
+    net, pairs = model(), batch(0)
+    before = fast_batch_loss(net, pairs)[0].item()
+    loss = FastLoss(net)  # made before the change
+    change(net)
+    assert not can_accelerate(net)
+    assert_equal(net, pairs)
+    assert abs(loss(pairs)[0].item() - before) > 1e-9  # the change is heard
+    torch.testing.assert_close(loss(pairs)[0], batch_loss(net, pairs)[0], rtol=0, atol=1e-11)
+
+
+def test_a_method_replaced_in_a_class_is_run(monkeypatch):
+    net, pairs = model(), batch(0)
+    original = MultiHeadedAttention.forward
+    monkeypatch.setattr(
+        MultiHeadedAttention, "forward", lambda self, *a, **k: 2 * original(self, *a, **k)
+    )
+    assert not can_accelerate(net)
+    assert_equal(net, pairs)
+
+
+def test_an_attention_replaced_in_the_module_is_run(monkeypatch):
+    net = model()
+    monkeypatch.setattr(multi_head, "attention", lambda q, k, v, mask, dropout: (v * 0 + q, q))
+    assert not can_accelerate(net)
+
+
+def test_a_global_hook_is_heard():
+    net, calls = model(), []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(1))
+    try:
+        assert not can_accelerate(net)
+        fast_batch_loss(net, batch(0))
+    finally:
+        handle.remove()
+    assert len(calls) > 20
+    assert can_accelerate(net)
+
+
+def test_other_models_keep_their_own_forward():
+    class Plain(EncoderDecoder):
+        def decode(self, memory, src_mask, tgt, tgt_mask):
+            return super().decode(memory, src_mask, tgt, tgt_mask) * 2
+
+    net = model()
+    net.__class__ = Plain
+    assert not can_accelerate(net)
+    assert_equal(net, batch(0))
+    assert not can_accelerate(nn.Linear(2, 2))
+
+
+def test_the_mode_of_the_loss_is_that_of_the_model():
+    net = model(dropout=0.5)
+    loss = FastLoss(net)
+    loss.eval()
+    assert not any(part.training for part in net.modules())
+    loss.train()
+    assert all(part.training for part in net.modules())
+
+
+def test_a_tensor_of_weights_stays_readable_after_training_steps():
+    net = model()
+    loss = FastLoss(net)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    before = {name: p.clone() for name, p in net.named_parameters()}
+    loss(batch(0))[0].backward()
+    optimizer.step()
+    assert all(not torch.equal(before[name], p) for name, p in net.named_parameters())

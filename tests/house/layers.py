@@ -1,0 +1,148 @@
+"""Rules on the package's modules: who may import whom, and how long things may be."""
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import jupytext
+from execution import plain
+from export import chapters, tags
+
+PACKAGE = "annotated_transformer"
+MODULE_LINES = 500
+FUNCTION_LINES = 50
+MODEL_LINES = 700  # of model/ together, without complexity
+MODEL_CLASS_LINES = 60
+CELL_LINES = 30  # of part I, exported or visible
+PACKAGE_LINES = 12_000
+
+# What each folder may import of the package, besides itself. Top-level modules go by their name.
+CORE = {"notation", "model", "training"}
+BOOK = {*CORE, "translation", "background", "results", "data", "figures", "fast"}
+ALLOWED = {
+    "notation": set(),
+    "model": {"notation"},
+    "training": CORE,
+    "translation": CORE,
+    "background": {*CORE, "translation"},
+    "fast": {*CORE, "translation"},
+    "data": {*CORE, "translation"},
+    "figures": set(),
+    "article": {*CORE, "translation"},
+    "results": {*BOOK, "engine"},
+    "engine": BOOK,
+    "interop": {*BOOK, "engine"},
+    "cli": {*BOOK, "engine", "interop"},
+    "__init__": set(),
+    "__main__": {"cli"},
+}
+
+
+def module_name(path: Path, root: Path) -> str:
+    """Return the dotted name of a module without the package's, such as ``model.attention``."""
+    parts = path.relative_to(root / PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def modules(root: Path) -> dict[str, ast.Module]:
+    """Return the modules of the package by name, parsed."""
+    return {
+        module_name(path, root): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((root / PACKAGE).rglob("*.py"))
+    }
+
+
+def imported(name: str, tree: ast.Module, known: set[str]) -> set[str]:
+    """Return the modules of the package that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for one in names:
+            if one.split(".")[0] != PACKAGE:
+                continue
+            inner = one.removeprefix(PACKAGE).lstrip(".")
+            while inner and inner not in known:
+                inner = inner.rpartition(".")[0]
+            found.add(inner or "__init__")
+    return found - {name}
+
+
+def imports_of(root: Path) -> dict[str, set[str]]:
+    """Return what each module imports of the package."""
+    trees = modules(root)
+    return {name: imported(name, tree, set(trees)) for name, tree in trees.items()}
+
+
+def against_the_layers(root: Path) -> list[str]:
+    """Imports run one way: a folder imports from those below it."""
+    found = []
+    for name, others in imports_of(root).items():
+        own = name.split(".")[0]
+        for other in sorted(others - {"__init__"}):
+            part = other.split(".")[0]
+            if part != own and part not in ALLOWED.get(own, set()):
+                found.append(f"{name} imports {other}: {own} may not import from {part}")
+    return found
+
+
+def cycles(root: Path) -> list[str]:
+    """No module imports itself, by however many others."""
+    try:
+        list(graphlib.TopologicalSorter(imports_of(root)).static_order())
+    except graphlib.CycleError as error:
+        return [" imports ".join(reversed(error.args[1]))]
+    return []
+
+
+def length(node: ast.AST) -> int:
+    """Return the lines of a function or class, its decorators included."""
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(d.lineno for d in decorators)])  # type: ignore[attr-defined]
+    return int(node.end_lineno - first + 1)  # type: ignore[attr-defined]
+
+
+def too_long(root: Path) -> list[str]:
+    """Modules, functions, the model part and its classes keep to their lengths."""
+    found, model = [], 0
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
+        lines, in_model = len(text.splitlines()), path.parent.name == "model"
+        if lines > MODULE_LINES:
+            found.append(f"{name} has {lines} lines, more than {MODULE_LINES}")
+        in_model = in_model and path.stem != "complexity"
+        model += lines if in_model else 0
+        for node in ast.walk(ast.parse(text)):
+            most = MODEL_CLASS_LINES if in_model and isinstance(node, ast.ClassDef) else 0
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                most = FUNCTION_LINES
+            if most and (lines := length(node)) > most:
+                found.append(f"{name}: {node.name} has {lines} lines, more than {most}")
+    if model > MODEL_LINES:
+        found.append(f"model/ without complexity has {model} lines, more than {MODEL_LINES}")
+    return found
+
+
+def package_lines(root: Path) -> int:
+    """Return the lines of the package's modules."""
+    paths = (root / PACKAGE).rglob("*.py")
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def long_cells(root: Path, pages: list[str]) -> Iterator[str]:
+    """A cell of these pages that is exported or visible is short."""
+    hidden = {"hide-input", "remove-input", "remove-cell"}
+    for chapter in chapters(root):
+        page = chapter.relative_to(root).with_suffix("").as_posix()
+        if page not in pages:
+            continue
+        for number, cell in enumerate(jupytext.read(chapter).cells):
+            own = set(tags(cell))
+            if cell.cell_type != "code" or (own & hidden and "export" not in own):
+                continue
+            if (lines := len(plain(cell.source).splitlines())) > CELL_LINES:
+                yield f"{page}, cell {number}: {lines} lines, more than {CELL_LINES}"

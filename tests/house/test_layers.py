@@ -1,0 +1,114 @@
+"""The package's layers and lengths, and that each rule fails where it should."""
+
+from pathlib import Path
+
+import layers
+import pytest
+import yaml
+from conftest import ROOT, Write
+
+
+def part_one() -> list[str]:
+    """Return the pages of the book's first part."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    (part,) = (part for part in toc["parts"] if part["caption"].startswith("I. "))
+    return [entry["file"] for entry in part["chapters"]]
+
+
+def test_imports_run_one_way() -> None:
+    assert layers.against_the_layers(ROOT) == []
+
+
+def test_no_module_imports_itself() -> None:
+    assert layers.cycles(ROOT) == []
+
+
+def test_nothing_is_too_long() -> None:
+    assert layers.too_long(ROOT) == []
+
+
+def test_the_package_is_small() -> None:
+    assert layers.package_lines(ROOT) <= layers.PACKAGE_LINES
+
+
+def test_cells_of_the_first_part_are_short() -> None:
+    assert list(layers.long_cells(ROOT, part_one())) == []
+
+
+@pytest.fixture
+def package(project: Path) -> Path:
+    """Return the folder of a package with three layers."""
+    sources = {
+        "__init__": "",
+        "notation": "PAD = 0",
+        "model/a": "from annotated_transformer.notation import PAD",
+        "fast/b": "from annotated_transformer.model import a",
+        "engine/c": "import annotated_transformer.fast.b\nfrom annotated_transformer import model",
+    }
+    for name, text in sources.items():
+        path = project / "annotated_transformer" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return project / "annotated_transformer"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "fault"),
+    [
+        ("model/a", "import annotated_transformer.fast.b", "model may not import from fast"),
+        ("model/a", "from annotated_transformer.fast import b", "model may not import from fast"),
+        ("fast/b", "def f():\n    from annotated_transformer.engine.c import x", "from engine"),
+        ("notation", "from annotated_transformer.model.a import PAD", "notation may not import"),
+        ("other/d", "from annotated_transformer.model import a", "other may not import"),
+    ],
+)
+def test_import_against_the_layers_is_noticed(
+    package: Path, name: str, line: str, fault: str
+) -> None:
+    assert layers.against_the_layers(package.parent) == []
+    path = package / f"{name}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{line}\n")
+    (found,) = layers.against_the_layers(package.parent)
+    assert fault in found
+
+
+def test_cycle_is_noticed(package: Path) -> None:
+    assert layers.cycles(package.parent) == []
+    (package / "model/e.py").write_text("from annotated_transformer.model import f\n")
+    (package / "model/f.py").write_text("def g():\n    import annotated_transformer.model.e\n")
+    (found,) = layers.cycles(package.parent)
+    assert {"model.e", "model.f"} == set(found.split(" imports "))
+
+
+def test_length_is_noticed(package: Path) -> None:
+    assert layers.too_long(package.parent) == []
+    body = "\n".join(f"    x{i} = {i}" for i in range(60))
+    (package / "model/g.py").write_text(f"class G:\n{body}\n\n\ndef f():\n{body}\n")
+    (package / "model/complexity.py").write_text(f"class G:\n{body}\n")
+    (package / "fast/h.py").write_text("x = 1\n" * 501)
+    (package / "model/i.py").write_text("x = 1\n" * 499)
+    (package / "model/j.py").write_text("x = 1\n" * 100)
+    assert layers.too_long(package.parent) == [
+        "annotated_transformer/fast/h.py has 501 lines, more than 500",
+        "annotated_transformer/model/g.py: G has 61 lines, more than 60",
+        "annotated_transformer/model/g.py: f has 61 lines, more than 50",
+        "model/ without complexity has 724 lines, more than 700",
+    ]
+    assert layers.package_lines(package.parent) > 1100
+
+
+def test_long_cell_is_noticed(project: Path, write: Write) -> None:
+    lines = "\n".join(f"x{i} = {i}" for i in range(31))
+    write(
+        "model/a",
+        ("", "X = 1"),
+        ("", lines),
+        ("hide-input", lines),
+        ("hide-input, export", lines),
+    )
+    assert list(layers.long_cells(project, ["book/model/a"])) == [
+        "book/model/a, cell 2: 31 lines, more than 30",
+        "book/model/a, cell 4: 31 lines, more than 30",
+    ]
+    assert list(layers.long_cells(project, [])) == []

@@ -1,0 +1,168 @@
+"""Tests of greedy decoding: batches, ends and limits change nothing but the time."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.fast import search
+from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.model.multi_head import padding_mask
+from annotated_transformer.model.transformer import make_model
+from annotated_transformer.notation import BOS, EOS, PAD
+from annotated_transformer.training.batches import pad_sequences
+from annotated_transformer.translation.greedy import (
+    PrefixSteps,
+    greedy_decode,
+    greedy_search,
+    max_positions,
+    strip,
+)
+
+VOCAB = 11
+
+
+def model(seed: int = 0, ends: float = 0.0, **options: object) -> EncoderDecoder:
+    """A model with opinions: its weights are large, so that outputs differ from each other."""
+    torch.manual_seed(seed)
+    sizes = {"N": 1, "d_model": 8, "d_ff": 16, "h": 2, "max_len": 80, "tie": "none", **options}
+    made = make_model(VOCAB, VOCAB, **sizes).double().eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(2)
+        made.generator.proj.bias.normal_().mul_(0.5)
+        made.generator.proj.bias[EOS] += ends
+    return made
+
+
+sentence = st.lists(st.integers(4, VOCAB - 1), max_size=5)
+sentences = st.lists(sentence, min_size=1, max_size=4)
+seeds = st.integers(0, 10**6)
+
+
+def block(sources: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    src = pad_sequences([[*s, EOS] for s in sources])
+    return src, padding_mask(src, PAD)
+
+
+def prefix_by_prefix(net: EncoderDecoder, source: list[int], limit: int) -> list[int]:
+    """The definition, for one sentence: no batch, no padding, no cache, whole distributions."""
+    src, ys = torch.tensor([[*source, EOS]]), [BOS]
+    while len(ys) <= limit:
+        mask = torch.ones(len(ys), len(ys)).tril().bool()[None]
+        with torch.no_grad():
+            out = net(src, torch.tensor([ys]), torch.ones(1, 1, src.size(1)).bool(), mask)
+            chosen = int(net.generator(out)[0, -1].argmax())
+        if chosen == EOS:
+            break
+        ys.append(chosen)
+    return [y for y in ys[1:] if y != PAD]
+
+
+@settings(max_examples=40)
+@given(seeds, sentences, st.integers(0, 7), st.integers(-3, 3), st.floats(0, 3))
+def test_search_is_the_definition_sentence_by_sentence(seed, sources, max_len, extra, ends):
+    net = model(seed, ends)
+    together = greedy_search(net, sources, max_len, extra=extra)
+    assert search.greedy_search(net, sources, max_len, extra=extra) == together
+    for source, output in zip(sources, together, strict=True):
+        limit = max(0, min(max_len, len(source) + extra))
+        assert output == prefix_by_prefix(net, source, limit)
+        assert [output] == greedy_search(net, [source], max_len, extra=extra)
+    assert greedy_search(net, sources[::-1], max_len, extra=extra) == together[::-1]
+
+
+def test_the_examples_above_have_many_outputs_and_ends():
+    sources = [[4, 5, 6], [7], [8, 9, 10, 4, 5], [], [6, 6]]
+    found = [greedy_search(model(seed, 1.0), sources, 30) for seed in range(12)]
+    lengths = {len(output) for outputs in found for output in outputs}
+    assert len(lengths) > 5
+    assert len({tuple(output) for outputs in found for output in outputs}) > 12
+    assert any(len({len(output) for output in outputs}) > 2 for outputs in found)
+
+
+LONG = [4, 5, 6, 7] * 60  # 240 tokens
+
+
+@pytest.mark.parametrize(
+    ("positions", "max_len", "extra", "written"),
+    [
+        (600, None, 50, len(LONG) + 50),  # the paper's limit for translation
+        (600, None, 300, len(LONG) + 300),  # and for parsing
+        (600, 256, 50, 256),  # what the caller asks for
+        (600, 700, 50, len(LONG) + 50),
+        (270, None, 50, 270),  # what the model has
+        (270, 280, 50, 270),
+    ],
+)
+def test_an_output_without_end_is_as_long_as_allowed(positions, max_len, extra, written):
+    net = model(ends=-1e4, max_len=positions)
+    net.generator.proj.bias.detach()[PAD] = -1e4  # which would be stripped
+    short = min(written, 1 + extra)
+    found = search.greedy_search(net, [LONG, [4]], max_len, extra=extra)
+    assert [len(output) for output in found] == [written, short]
+    for beam in (1, 2):
+        every = search.beam_search(net, [LONG, [4]], beam=beam, max_len=max_len, extra=extra)
+        assert [len(best.tokens) for (best,) in every] == [written, short]
+
+
+def test_strip():
+    assert strip([5, 6, EOS, 7]) == [5, 6]
+    assert strip([5, PAD, 6]) == [5, 6]
+    assert strip([EOS]) == strip([]) == []
+
+
+def test_finished_sentences_leave_the_batch():
+    net, seen = model(ends=-1e4), []
+
+    class Counting(PrefixSteps):
+        def __call__(self, tokens):
+            seen.append(len(tokens))
+            return super().__call__(tokens)
+
+    def start(net, src, mask, beam):
+        return Counting(net, net.encode(src, mask), mask, beam)
+
+    found = greedy_search(net, [[4], [5, 6, 7], [8, 9, 10, 4, 5]], extra=0, start=start)
+    assert seen == [3, 2, 2, 1, 1]
+    assert [len(output) for output in found] <= [1, 3, 5]
+
+
+def test_the_plain_loop_takes_numbers_as_a_mask():
+    net, src = model(5), torch.tensor([[4, 5, 6], [7, 8, 9]])
+    expected = greedy_decode(net, src, torch.ones(2, 1, 3).bool(), 8, BOS)
+    numbers = torch.ones(1, 1, 3)  # as the article's code has it
+    assert torch.equal(greedy_decode(net, src, numbers, max_len=8, start_symbol=BOS), expected)
+    assert greedy_decode(net, src, numbers, 1, BOS).tolist() == [[BOS], [BOS]]
+
+
+@settings(max_examples=20)
+@given(seeds, sentences, st.integers(1, 9))
+def test_the_plain_loop_is_the_definition(seed, sources, max_len):
+    net = model(seed)
+    src, mask = block(sources)
+    for source, row in zip(sources, greedy_decode(net, src, mask, max_len + 1, BOS), strict=True):
+        assert strip(row[1:].tolist()) == prefix_by_prefix(net, source, max_len)
+
+
+def test_edges():
+    net = model()
+    assert greedy_search(net, []) == []
+    assert len(greedy_search(net, [[], []])) == 2
+    assert greedy_search(net, [[4, 5, 6]], 0) == [[]]
+    assert not greedy_decode(net, *block([[4]]), 5, BOS).requires_grad
+    net.train()
+    greedy_search(net, [[4]], 5)
+    assert net.training
+
+
+@pytest.mark.parametrize("run", [greedy_search, search.greedy_search])
+def test_positions_are_limited(run):
+    net = model(max_len=12)
+    assert max_positions(net) == 12
+    with pytest.raises(IndexError, match="12 positions"):
+        run(net, [[4] * 12])
+    for seed in range(5):  # without an end, outputs stop where the model does
+        endless = model(seed, ends=-1e3, max_len=12)
+        tokens = greedy_decode(endless, *block([[4] * 11]), 13, BOS)[0, 1:].tolist()
+        assert run(endless, [[4] * 11]) == [[t for t in tokens if t != PAD]]
