@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,3 +115,31 @@ def locked(folder: str | Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         os.close(held)
+
+
+LEFTOVER = re.compile(r"\..+\.(?:safetensors|jsonl?|txt)\.(\d+)\.part")
+
+
+def remove_leftovers(folder: str | Path) -> None:
+    """Remove the temporary files that killed processes of ours left in a folder.
+
+    Other files, and those of a process that is alive, stay.
+    """
+    for part in Path(folder).glob(".*.part"):
+        found = LEFTOVER.fullmatch(part.name)
+        if found and not _is_alive(int(found[1])):
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    """Whether another process than this one has this number."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it is somebody else's
+    return True

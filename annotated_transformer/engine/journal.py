@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from annotated_transformer.data.files import write_atomically
 
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for these
 
@@ -74,15 +75,8 @@ def _truncate(path: Path, update: float) -> None:
     if not path.exists():
         return
     kept = [line + b"\n" for line, entry in _parse_file(path) if entry["update"] <= update]
-    data = b"".join(kept)
-    if data == path.read_bytes():
-        return
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)  # atomic: a kill leaves the old file or the new one
+    if (data := b"".join(kept)) != path.read_bytes():
+        write_atomically(path, data)
 
 
 class _TensorBoard:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer.data.files import FileError
 from annotated_transformer.engine.journal import Journal, read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +137,7 @@ def test_a_failed_rewind_leaves_the_old_file(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", refuse)
-        with pytest.raises(OSError, match="killed here"):
+        with pytest.raises(FileError, match="killed here"):
             journal.rewind(10)
     assert [line["update"] for line in read_journal(path)] == [10, 20]
     journal.write(30)  # still open
@@ -158,6 +159,7 @@ def test_a_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 WRITER = """
 import sys
 from pathlib import Path
+from annotated_transformer.data.files import FileError
 from annotated_transformer.engine.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 for update in range(10**9):

@@ -1,6 +1,5 @@
 """Checkpoints: whole or absent, bit for bit, and nothing in them runs."""
 
-import contextlib
 import json
 import os
 import pickle
@@ -13,30 +12,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.data.files import write_atomically
-from annotated_transformer.model.transformer import ModelConfig, build_model
-from annotated_transformer.training.batches import make_batch
-from annotated_transformer.training.loop import update
-from annotated_transformer.training.optimizer import make_adam
-from annotated_transformer.translation import checkpoints
-from annotated_transformer.translation.checkpoints import (
+from annotated_transformer.engine import checkpoints
+from annotated_transformer.engine.checkpoints import (
     AVERAGED,
     CheckpointError,
-    System,
     average_system,
     average_weights,
     check_fingerprint,
     load_system,
     load_tensors,
-    load_training,
     load_weights,
-    remove_leftovers,
+    restore_run,
+    run_tensors,
     save_system,
     save_tensors,
-    save_training,
     save_weights,
+    seal,
     snapshots,
-    weights,
+    weights_of,
 )
+from annotated_transformer.engine.system import System
+from annotated_transformer.model.transformer import ModelConfig, build_model
+from annotated_transformer.training.batches import make_batch
+from annotated_transformer.training.distributed import DistributedWorld
+from annotated_transformer.training.loop import update
+from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.translation.tokenizers import BPETokenizer, WordTokenizer
 
 TEXT = ["der Hund schläft", "die Katze trinkt Milch", 'sagt "ja"\tund geht'] * 3
@@ -56,26 +56,10 @@ def make_system(shared: bool = True, vocabulary: int = 270, seed: int = 0) -> Sy
     return System(model, config, ("de", "en"), (first, second), {})
 
 
-def parts(folder: Path) -> list[Path]:
-    """Return the temporary files in a folder."""
-    return list(folder.rglob("*.part"))
-
-
 def one_line(error: pytest.ExceptionInfo[CheckpointError], path: Path) -> None:
     """Check that a message is one line that names a file."""
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-# --- files ---------------------------------------------------------------------
-
-
-def test_leftovers_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".model.safetensors.123.part").write_bytes(b"half")
-    (tmp_path / "kept.part").write_bytes(b"")
-    remove_leftovers(tmp_path)
-    remove_leftovers(tmp_path / "nowhere")
-    assert [path.name for path in tmp_path.iterdir()] == ["kept.part"]
 
 
 # --- tensors -------------------------------------------------------------------
@@ -122,7 +106,8 @@ def test_a_transposed_tensor_comes_back(tmp_path: Path) -> None:
 @given(place=st.floats(0, 0.999), cut=st.booleans())
 def test_an_altered_file_is_refused(tmp_path: Path, place: float, cut: bool) -> None:
     path = tmp_path / "t"
-    save_tensors(path, {"w": torch.ones(50), "b": torch.zeros(3)}, {"a": 1})
+    tensors, data = {"w": torch.ones(50), "b": torch.zeros(3)}, {"a": 1, "text": "ab" * 40}
+    save_tensors(path, tensors, data)
     raw = bytearray(path.read_bytes())
     index = int(place * len(raw))
     if cut:
@@ -130,14 +115,31 @@ def test_an_altered_file_is_refused(tmp_path: Path, place: float, cut: bool) -> 
     else:
         raw[index] ^= 0x55
     path.write_bytes(raw)
-    if cut:
-        with pytest.raises(CheckpointError) as error:
+    refused: CheckpointError | None = None
+    try:
+        loaded, found = load_tensors(path)
+    except CheckpointError as error:
+        refused = error
+    if refused is not None:
+        assert str(path) in str(refused)
+        assert "\n" not in str(refused)
+        return
+    assert not cut  # a blank at the end of the header says nothing
+    assert found == data
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_types_and_shapes_are_part_of_the_digest(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    save_tensors(path, {"w": torch.ones(6, 4)}, {})
+    raw = path.read_bytes()
+    for old, new in ((b"F32", b"I32"), (b"[6,4]", b"[4,6]"), (b'"w"', b'"v"')):
+        assert raw.count(old) == 1
+        path.write_bytes(raw.replace(old, new))
+        with pytest.raises(CheckpointError, match="digest"):
             load_tensors(path)
-        one_line(error, path)
-    else:  # a letter of our own data may change, or a blank; the numbers never do
-        with contextlib.suppress(CheckpointError):
-            numbers = load_tensors(path)[0].get("w", torch.ones(50))
-            assert torch.equal(numbers, torch.ones(50))
+        load_tensors(path, verify=False)  # it is the digest that told
 
 
 class Payload:
@@ -184,8 +186,8 @@ def test_a_system_comes_back(shared: bool, tmp_path: Path) -> None:
     assert again.training == system.training
     assert again.fingerprint == system.fingerprint
     assert not again.model.training
-    for name, tensor in weights(system.model).items():
-        assert torch.equal(weights(again.model)[name], tensor)
+    for name, tensor in weights_of(system.model).items():
+        assert torch.equal(weights_of(again.model)[name], tensor)
     assert load_tensors(tmp_path / "model.safetensors")[1]["valid_loss"] == 1.5
     if shared:  # still one matrix
         embedding = again.model.src_embed[0].lut.weight
@@ -214,7 +216,6 @@ def test_a_harmed_system_is_refused(name: str, harm: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 99},
         {"model": {"N": "many"}},
         {"model": {"rows": 3}},
         {"model": {"d_model": -4}},
@@ -222,17 +223,55 @@ def test_a_harmed_system_is_refused(name: str, harm: str, tmp_path: Path) -> Non
         {"languages": ["de"]},
         {"shared": False},
         {"training": 5},
+        {"training": None},
+        {"tokenizers": "0"},
+        {"architecture": "perceptron"},
+        {"model": {"N": 1, "d_model": "16"}},
     ],
 )
 def test_a_wrong_configuration_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     save_system(make_system(), tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    data = {k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"}
+    path.write_bytes(seal({**data, **change}))  # with the right digest
     with pytest.raises(CheckpointError) as error:
         load_system(tmp_path)
     one_line(error, tmp_path)
     path.write_text("[]")
     with pytest.raises(CheckpointError, match="no JSON object"):
+        load_system(tmp_path)
+
+
+def test_a_configuration_that_was_changed_is_refused(tmp_path: Path) -> None:
+    save_system(make_system(), tmp_path)
+    path = tmp_path / "config.json"
+    text = path.read_text()
+    for old, new in (('"h": 2', '"h": 4'), ('"post"', '"pre"'), ('"seed": 0', '"seed": 1')):
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+        with pytest.raises(CheckpointError, match="digest") as error:
+            load_system(tmp_path)
+        one_line(error, path)
+    path.write_text(json.dumps(json.loads(text)))  # laid out in another way, it is the same
+    load_system(tmp_path)
+
+
+@pytest.mark.parametrize("version", [1, 99, None])
+def test_another_format_is_refused(version: object, tmp_path: Path) -> None:
+    save_system(make_system(), tmp_path)
+    path = tmp_path / "config.json"
+    data = {**json.loads(path.read_text()), "format": version}
+    del data["sha256"]  # format 1 had none
+    path.write_text(json.dumps(data))
+    told = f"was written in format {version}, this version reads format 2; use the version that"
+    with pytest.raises(CheckpointError, match=told) as error:
+        load_system(tmp_path)
+    one_line(error, tmp_path)
+
+
+def test_nested_too_deeply(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="damaged"):
         load_system(tmp_path)
 
 
@@ -256,8 +295,8 @@ def test_a_tokenizer_of_the_same_size_from_elsewhere_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize("change", ["shape", "missing", "extra"])
 def test_weights_go_in_whole_or_not_at_all(change: str) -> None:
     model, source = make_system().model, make_system(seed=1).model
-    before = {name: tensor.clone() for name, tensor in weights(model).items()}
-    tensors = dict(weights(source))
+    before = {name: tensor.clone() for name, tensor in weights_of(model).items()}
+    tensors = dict(weights_of(source))
     last = list(tensors)[-1]
     if change == "shape":
         tensors[last] = torch.zeros(1, 2, 3)
@@ -267,7 +306,7 @@ def test_weights_go_in_whole_or_not_at_all(change: str) -> None:
         tensors["zzz"] = torch.zeros(2)
     with pytest.raises(CheckpointError, match=r"^file: does not"):
         load_weights(model, tensors, "file")
-    assert all(torch.equal(before[name], tensor) for name, tensor in weights(model).items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(model).items())
 
 
 def test_saving_stops_before_the_configuration(
@@ -309,35 +348,45 @@ def test_going_on_equals_not_having_stopped(tmp_path: Path) -> None:
     stopped, optimizer = fresh()
     train(stopped, optimizer, 3)
     optimizer.param_groups[0]["lr"] = 1e-3
-    save_training(tmp_path / "t", stopped, optimizer, {"updates": 3})
+    groups = optimizer.state_dict()["param_groups"]
+    tensors = run_tensors(stopped, optimizer, DistributedWorld())
+    save_tensors(tmp_path / "t", tensors, {"groups": groups})
     resumed, optimizer = fresh()
     optimizer.param_groups[0]["lr"] = 0.5  # the rate comes back too
     torch.manual_seed(123)
-    assert load_training(tmp_path / "t", resumed, optimizer) == {"updates": 3}
+    restore(tmp_path / "t", resumed, optimizer)
+    (tmp_path / "t").write_bytes(b"")  # nothing holds the file any more
     train(resumed, optimizer, 2)
     for a, b in zip(straight.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def restore(path: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Put back what was saved."""
+    tensors, data = load_tensors(path)
+    restore_run(tensors, data["groups"], model, optimizer, DistributedWorld(), path)
 
 
 @pytest.mark.parametrize("lost", ["random", "optimizer.0.exp_avg", "model."])
 def test_a_training_with_a_part_lost_is_refused(lost: str, tmp_path: Path) -> None:
     model, optimizer = fresh()
     train(model, optimizer, 1)
-    save_training(tmp_path / "t", model, optimizer, {})
-    tensors, data = load_tensors(tmp_path / "t")
+    tensors = run_tensors(model, optimizer, DistributedWorld())
+    groups = optimizer.state_dict()["param_groups"]
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
     if lost.startswith("optimizer"):
         kept["optimizer.zero.exp_avg"] = torch.zeros(1)
-    save_tensors(tmp_path / "t", kept, data)
+    save_tensors(tmp_path / "t", kept, {"groups": groups})
+    model, optimizer = fresh()
     with pytest.raises(CheckpointError) as error:
-        load_training(tmp_path / "t", *fresh())
+        restore(tmp_path / "t", model, optimizer)
     one_line(error, tmp_path / "t")
 
 
 def test_fingerprint() -> None:
     system = make_system()
     check_fingerprint(system, {"tokenizers": system.fingerprint}, "file")
-    with pytest.raises(CheckpointError, match=r"^file: was"):
+    with pytest.raises(CheckpointError, match=r"^file: belongs"):
         check_fingerprint(system, {"tokenizers": "other"}, "file")
 
 
@@ -389,9 +438,7 @@ def test_the_last_checkpoints_are_averaged(last: int | None, mean: float, tmp_pa
 @pytest.mark.parametrize("last", [3, 0, -1])
 def test_more_than_were_kept_cannot_be_averaged(last: int, tmp_path: Path) -> None:
     kept(tmp_path, 2)
-    with pytest.raises(
-        CheckpointError, match=f"2 checkpoints were kept, {last} are to be"
-    ) as error:
+    with pytest.raises(CheckpointError, match=f"2 snapshots were kept, {last} are to be") as error:
         average_system(tmp_path, last)
     one_line(error, tmp_path)
     assert not (tmp_path / AVERAGED).exists()

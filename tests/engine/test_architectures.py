@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,39 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.background.convolutional import ConvolutionConfig
-from annotated_transformer.background.seq2seq import RecurrentConfig, Translator
-from annotated_transformer.data.corpora import load_corpus
+from annotated_transformer.background.seq2seq import RecurrentConfig
+from annotated_transformer.engine.checkpointer import checkpoint_paths
+from annotated_transformer.engine.checkpoints import (
+    CheckpointError,
+    load_system,
+    load_tensors,
+    seal,
+)
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.records import make_record
+from annotated_transformer.engine.system import ARCHITECTURES, model_config, translate_lines
+from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.fast.search import beam_search, greedy_search
+from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.loop import evaluate, update
 from annotated_transformer.training.optimizer import make_adam
-from annotated_transformer.translation.beam_search import beam_search, beam_search_uncached
-from annotated_transformer.translation.checkpoints import (
-    ARCHITECTURES,
-    CheckpointError,
-    load_system,
-    load_tensors,
-    trainings,
-)
-from annotated_transformer.translation.decoding import greedy_search
-from annotated_transformer.translation.system import (
-    RECIPES,
-    Run,
-    Running,
-    Training,
-    UsageError,
-    check_options,
-    find_recipe,
-    make_record,
-    model_config,
-    translate_lines,
-)
+from annotated_transformer.translation.beam_search import beam_search_uncached
+from tests.engine.small import OPTIONS, TEXTS
 from tests.processes import torchrun
 
-TEXTS = (load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12))
-OPTIONS = Training(
-    layers=1, vocabulary=300, updates=8, warmup=4, max_tokens=256, dropout=0.2, max_len=128
-)
 OTHERS = ("rnn", "rnn-attention", "rnn-dot", "convolution")
 SMALL = {
     "rnn": RecurrentConfig("none", width=6, hidden=5, dropout=0.0),
@@ -54,31 +42,31 @@ SMALL = {
 }
 
 
-def built(name: str, seed: int, ends: float = 0.0) -> Translator:
+def built(name: str, seed: int, ends: float = 0.0) -> EncoderDecoder:
     """A small model with sharp opinions, in float64."""
     torch.manual_seed(seed)
     model = SMALL[name].build(11, 11).double().eval()
     for parameter in model.parameters():
         parameter.data.mul_(3)
-    model.projection.bias.data[2] += ends  # the end symbol
+    model.generator.proj.bias.data[2] += ends  # the end symbol
     return model
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_stop_changes_nothing(name: str, tmp_path: Path) -> None:
-    options = replace(OPTIONS, model=name)
-    straight = Run(options, tmp_path / "straight", TEXTS)
-    assert straight.go(progress=False)
-    stopped = Run(options, tmp_path / "stopped", TEXTS, running=Running(steps=3))
-    assert not stopped.go(progress=False)
-    again = Run(options, tmp_path / "stopped", TEXTS)
-    assert again.go(progress=False)
-    one, two = (load_tensors(trainings(run.folder)[-1])[0] for run in (straight, again))
+    options = OPTIONS.replace(architecture=name)
+    straight = Trainer(options, tmp_path / "straight", TEXTS)
+    assert straight.train(progress=False)
+    stopped = Trainer(options.replace(steps=3), tmp_path / "stopped", TEXTS)
+    assert not stopped.train(progress=False)
+    again = Trainer(options, tmp_path / "stopped", TEXTS)
+    assert again.train(progress=False)
+    one, two = (load_tensors(checkpoint_paths(run.folder)[-1])[0] for run in (straight, again))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
 
     system = load_system(tmp_path / "straight")
-    assert system.config == model_config(options, shared=True)
+    assert system.config == model_config(options, True)
     assert type(system.config) is type(SMALL[name])
     lines = TEXTS[1].source
     found = translate_lines(system, lines, progress=False)
@@ -104,8 +92,8 @@ def test_one_search_for_all(
 ) -> None:
     """Beside the search that computes everything again, one sentence at a time."""
     model = built(name, seed, ends=1.0)
-    chance = torch.Generator().manual_seed(seed)
-    sources = [torch.randint(4, 11, (n,), generator=chance).tolist() for n in lengths]
+    rng = torch.Generator().manual_seed(seed)
+    sources = [torch.randint(4, 11, (n,), generator=rng).tolist() for n in lengths]
     together = beam_search(model, sources, beam=beam, alpha=alpha, max_len=6, n_best=beam)
     for source, found in zip(sources, together, strict=True):
         expected = beam_search_uncached(model, source, beam=beam, alpha=alpha, limit=6)
@@ -120,26 +108,31 @@ PROGRAM = """
 import json, sys, torch
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig
+from annotated_transformer.engine.precision import PreciseLoss
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.distributed import (
-    evaluate_together, own_shares, replicate, together, update_together, whole)
+    full_tensor, local_batches, local_validation, process_group, replica_loss, replicate, shard)
+from annotated_transformer.training.loop import evaluate, update
 from annotated_transformer.training.optimizer import make_adam
 
 torch.set_num_threads(1)
-with together() as world:
+with process_group() as world:
     found = []
     kinds = [*(RecurrentConfig(form, 6, 5, dropout=0.0) for form in ("additive", "dot")),
              ConvolutionConfig(6, 3, 2, 0.0, 32)]
-    for kind, pieces in [(kind, pieces) for kind in kinds for pieces in (False, True)]:
+    for kind, sharded in [(kind, sharded) for kind in kinds for sharded in (False, True)]:
         torch.manual_seed(world.rank)
         model = kind.build(30, 30).double()
-        replica = replicate(model, world, pieces=pieces)
+        loss = PreciseLoss(model)
+        replica = shard(loss, loss.layers, world) if sharded else replicate(loss, world)
         optimizer = make_adam(model, 1e-2)
+        make = lambda sides: make_batch(*sides)
         for group in json.load(open(sys.argv[1])):
-            shares = own_shares(group, lambda sides: make_batch(*sides), world)
-            update_together(replica, shares, optimizer, world)
-        measured = evaluate_together(replica, group, lambda sides: make_batch(*sides), world)
-        weights = [whole(p.detach()).flatten().tolist() for p in model.parameters()]
+            shares = local_batches(group, make, world)
+            update(replica, shares, optimizer, loss=replica_loss, world=world)
+        batches = local_validation(group, make, world)
+        measured = evaluate(replica, batches, loss=replica_loss, world=world)
+        weights = [full_tensor(p.detach()).flatten().tolist() for p in model.parameters()]
         found.append([measured.nll, *weights])
     if world.main:
         json.dump(found, open(sys.argv[2], "w"))
@@ -147,11 +140,11 @@ with together() as world:
 
 
 def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:
-    chance = torch.Generator().manual_seed(5)
+    rng = torch.Generator().manual_seed(5)
 
     def drawn() -> list[list[list[int]]]:
         return [
-            [torch.randint(4, 30, (n,), generator=chance).tolist() for n in (2, 7, 4)]
+            [torch.randint(4, 30, (n,), generator=rng).tolist() for n in (2, 7, 4)]
             for _ in range(2)
         ]
 
@@ -169,55 +162,34 @@ def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:
             batches = [make_batch(*sides) for sides in group]
             update(model, batches, optimizer)
         nll = evaluate(model, [make_batch(*sides) for sides in groups[-1]]).nll
-        for state in states[2 * number : 2 * number + 2]:  # copies, pieces
+        for state in states[2 * number : 2 * number + 2]:  # copies, shards
             assert state[0] == pytest.approx(nll, abs=1e-8)
             for ours, weights in zip(state[1:], model.parameters(), strict=True):
                 assert ours == pytest.approx(weights.flatten().tolist(), abs=1e-9)
 
 
 def test_a_folder_goes_on_with_its_own_model_alone(tmp_path: Path) -> None:
-    Run(replace(OPTIONS, model="rnn"), tmp_path, TEXTS, running=Running(steps=1)).go(progress=False)
+    rnn = OPTIONS.replace(architecture="rnn")
+    assert not Trainer(rnn.replace(steps=1), tmp_path, TEXTS).train(progress=False)
     for name in ("rnn-attention", "convolution", "transformer"):
-        with pytest.raises(UsageError, match=f"its training has --model rnn, not {name}; give"):
-            Run(replace(OPTIONS, model=name), tmp_path, TEXTS)
-    # What --model changes is named before what its recipe changes with it.
-    with pytest.raises(UsageError, match="--model rnn, not transformer; give"):
-        Run(replace(OPTIONS, model="transformer", layers=2, dropout=None), tmp_path, TEXTS)
+        told = f"its run has --architecture rnn, not {name}; give"
+        with pytest.raises(UsageError, match=told):
+            Trainer(OPTIONS.replace(architecture=name), tmp_path, TEXTS)
+    # What --architecture changes is named before what its recipe changes with it.
+    with pytest.raises(UsageError, match="--architecture rnn, not transformer; give"):
+        Trainer(OPTIONS.replace(layers=2, dropout=None), tmp_path, TEXTS)
     with pytest.raises(UsageError, match=r"--dropout 0\.2, not unset; give"):
-        Run(replace(OPTIONS, model="rnn", dropout=None), tmp_path, TEXTS)
-
-
-def test_other_models_are_not_compiled(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--compile: for the Transformer only"):
-        Run(replace(OPTIONS, model="rnn"), tmp_path, TEXTS, running=Running(compile=True))
-
-
-def test_recipes_of_the_other_models() -> None:
-    for corpus in RECIPES:
-        for name in OTHERS:
-            recipe = find_recipe(corpus, model=name)
-            assert model_config(replace(recipe, model=name), shared=True).max_len
-    assert find_recipe("multi30k") == RECIPES["multi30k"]
-    with pytest.raises(UsageError, match="--model perceptron: choose among transformer, rnn,"):
-        check_options(replace(OPTIONS, model="perceptron"))  # type: ignore[arg-type]
-    for wrong in ({"preset": "base"}, {"norm": "pre"}):
-        with pytest.raises(
-            UsageError, match="--model rnn: has no --preset but tiny, and no --norm"
-        ):
-            check_options(replace(OPTIONS, model="rnn", **wrong))  # type: ignore[arg-type]
+        Trainer(rnn.replace(dropout=None), tmp_path, TEXTS)
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
-    run = Run(replace(OPTIONS, updates=1), tmp_path, TEXTS)
-    assert run.go(progress=False)
+    assert Trainer(OPTIONS.replace(updates=1), tmp_path, TEXTS).train(progress=False)
     path = tmp_path / "config.json"
     data = json.loads(path.read_text())
+    assert data.pop("sha256")
     assert data["architecture"] == "transformer"
-    path.write_text(json.dumps({**data, "architecture": "perceptron"}))
+    path.write_bytes(seal({**data, "architecture": "perceptron"}))
     told = re.escape(f"{path}: damaged (ValueError: its architecture 'perceptron' is unknown")
     with pytest.raises(CheckpointError, match=told):
         load_system(tmp_path)
-    del data["architecture"]  # as older versions wrote it
-    path.write_text(json.dumps(data))
-    assert type(load_system(tmp_path).config) is ModelConfig
     assert set(ARCHITECTURES) == {"transformer", "recurrent", "convolution"}
