@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from annotated_transformer.data.files import CorpusError, digest_of, locked, sha256_of
 from annotated_transformer.data.text import is_page, open_packed, reading
@@ -162,7 +163,8 @@ def _download(file: RemoteFile, part: Path, progress: bool) -> None:
             held = part.stat().st_size if file.digest and part.exists() else 0
             headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
             headers |= {"Range": f"bytes={held}-"} if held else {}
-            get = pooch.HTTPDownloader(progress, 1 << 16, timeout=TIMEOUT, headers=headers)
+            options = {"timeout": TIMEOUT, "headers": headers, "hooks": {"response": _as_it_is}}
+            get = pooch.HTTPDownloader(progress, 1 << 16, **options)
             if progress:
                 print(f"{file.path}: from {url}", file=sys.stderr)
             try:
@@ -186,6 +188,11 @@ def _download(file: RemoteFile, part: Path, progress: bool) -> None:
         f"{file.path}: not downloaded ({'; '.join(failures)}); check the network, or "
         f"give a folder that holds it by the mirror option or {DATA_VARIABLE}"
     )
+
+
+def _as_it_is(response: Any, **_: object) -> None:
+    """Keep requests from unpacking what a server declares to be packed for the transfer."""
+    response.raw.headers.pop("Content-Encoding", None)
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,21 @@ def test_damaged_archives(tmp_path: Path, pack: Any) -> None:
         assert not (tmp_path / "out").exists()
 
 
+def test_rights_and_owners_are_not_taken_over(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x", "w") as tape:
+        info = tarfile.TarInfo("a")
+        info.mode, info.uid, info.gid = 0o6777, 12345, 12345
+        tape.addfile(info)
+    found = (unpack(tmp_path / "x", tmp_path / "out") / "a").stat()
+    assert not found.st_mode & (stat.S_ISUID | stat.S_ISGID | stat.S_IWGRP | stat.S_IWOTH)
+    assert (found.st_uid, found.st_gid) == (os.getuid(), os.getgid())
+
+
+def test_a_tar_that_begins_like_a_zip(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x", ("PK", b"1"), mode="w")
+    assert everything(unpack(archive, tmp_path / "out")) == {"PK": b"1"}
+
+
 def test_a_name_in_a_zip_that_is_no_text(tmp_path: Path) -> None:
     archive = zipped(tmp_path / "x", ("ä", b"1"))
     archive.write_bytes(archive.read_bytes().replace("ä".encode(), b"\xc3("))
@@ -177,11 +192,11 @@ def test_a_name_in_a_zip_that_is_no_text(tmp_path: Path) -> None:
 
 def test_what_another_process_unpacks_is_waited_for(tmp_path: Path) -> None:
     archive = tar(tmp_path / "x", ("a", b"1"))
-    with ThreadPoolExecutor() as pool:
+    with futures.ThreadPoolExecutor() as pool:
         with locked(tmp_path, wait=False):
             (tmp_path / ".out.part").mkdir()  # the other's
             folder = pool.submit(unpack, archive, tmp_path / "out")
-            with pytest.raises(TimeoutError):
+            with pytest.raises(futures.TimeoutError):
                 folder.result(timeout=0.3)
             (tmp_path / ".out.part" / "b").write_bytes(b"2")
             (tmp_path / ".out.part").rename(tmp_path / "out")

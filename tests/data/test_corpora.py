@@ -29,6 +29,7 @@ from annotated_transformer.data.corpora import (
     load_corpus,
     read_parallel,
     read_segments,
+    text_format,
 )
 from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile
 from annotated_transformer.data.files import CorpusError
@@ -236,6 +237,23 @@ def test_tags_without_end_cost_no_more_than_others(tmp_path: Path) -> None:
     path.write_text("<doc " * 50_000)  # quadratic time would be minutes
     with pytest.raises(CorpusError, match="has no <seg>"):
         read_segments(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.de", "lines"),
+        ("a.xml.de", "lines"),
+        ("a.de.gz", "lines"),
+        ("a.xml", "segments"),
+        ("a.sgm.xz", "segments"),
+        ("a.xml.gz", "segments"),
+        ("train.tags.de-en.de", "tags"),
+        ("train.tags.de-en.de.bz2", "tags"),
+    ],
+)
+def test_formats_are_known_by_the_name(name: str, kind: str) -> None:
+    assert text_format(Path("train.tags.x/b.xml") / name) == kind
 
 
 def test_segments_must_have_the_same_names(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -67,6 +67,7 @@ class Server(ThreadingHTTPServer):
         self.rests: dict[str, bytes] = {}  # sent for every rest
         self.ignore_range = False
         self.refuse_range = False
+        self.encoding = ""  # declared
         self.pause = 0  # before each block behind so many bytes; 0: never
         self.requests: list[tuple[str, str | None]] = []
         self.sent: dict[str, int] = {}
@@ -106,6 +107,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_header("Content-Range", told)
         else:
             self.send_response(200)
+        if "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body)
+        if self.server.encoding:
+            self.send_header("Content-Encoding", self.server.encoding)
         length = self.server.lengths.get(path, len(body))
         if length is not None:
             self.send_header("Content-Length", str(length))
@@ -179,10 +184,10 @@ def test_what_another_process_fetches_is_waited_for(
     server.contents["x"] = CONTENT
     folder = tmp_path / "cache" / "c"
     folder.mkdir(parents=True)
-    with ThreadPoolExecutor() as pool:
+    with futures.ThreadPoolExecutor() as pool:
         with locked(folder, wait=False):
             path = pool.submit(get, remote(server, "x"))
-            with pytest.raises(TimeoutError):
+            with pytest.raises(futures.TimeoutError):
                 path.result(timeout=0.3)
             (folder / "x.gz").write_bytes(CONTENT)
         assert path.result() == folder / "x.gz"
@@ -249,6 +254,15 @@ def test_a_longer_file_is_not_read_to_its_end(server: Server, get: Callable[...,
     text = message(lambda: get(remote(server, "long")))
     assert f"more than {len(CONTENT)} bytes arrived" in text
     assert server.sent["long"] < 20_000_000
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "br"])
+def test_a_packed_file_is_not_unpacked_on_the_way(
+    server: Server, get: Callable[..., Path], encoding: str
+) -> None:
+    """Some servers declare the packing of a file as one for the transfer."""
+    server.contents["x"], server.encoding = CONTENT, encoding
+    assert get(remote(server, "x")).read_bytes() == CONTENT
 
 
 def test_missing_then_second_source(server: Server, get: Callable[..., Path]) -> None:
@@ -377,7 +391,9 @@ def test_a_silent_server_times_out(get: Callable[..., Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
         file = RemoteFile("c/x.gz", (url,), 10, "0" * 64)
-        assert "timed out" in message(lambda: get(file, attempts=1, timeout=0.2))
+        assert "timed out. (read timeout=0.2)" in message(
+            lambda: get(file, attempts=1, timeout=0.2)
+        )
 
 
 def test_full_device(server: Server, get: Callable[..., Path], tmp_path: Path) -> None:
@@ -414,7 +430,9 @@ def test_the_default_cache(
     server.contents["x"] = CONTENT
     path = fetch(remote(server, "x"))
     assert path.is_relative_to(tmp_path / "xdg" / "annotated-transformer")
-    assert "x.gz" in capfd.readouterr().err  # the progress bar
+    shown = capfd.readouterr().err
+    assert f"c/x.gz: from {server.url('x')}" in shown
+    assert "100%" in shown  # the progress bar
 
 
 def test_the_mirror_comes_first(

@@ -180,18 +180,37 @@ def test_damaged_files(tmp_path: Path, packer: str) -> None:
     assert f"{path}: not a {packer[1:]} file" in message(lambda: read_lines(path))
 
 
+class Drops(io.RawIOBase):
+    """A stream that hands out one byte at a time."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = io.BytesIO(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        return self.content.readinto(buffer[:1])
+
+
+@pytest.mark.parametrize("packer", sorted(PACKERS))
+def test_the_beginning_may_come_in_small_pieces(packer: str) -> None:
+    """By it the format is known."""
+    content = PACKERS[packer](b"\xef\xbb\xbfa\nb\n")
+    assert read_lines(io.BufferedReader(Drops(content))) == ["a", "b"]
+    page = PACKERS[packer](b"<!DOCTYPE html>\n")
+    assert "page" in message(lambda: read_lines(io.BufferedReader(Drops(page)), name="page"))
+
+
 @pytest.mark.parametrize("packer", sorted(PACKERS))
 def test_a_named_pipe_is_read_once(tmp_path: Path, packer: str) -> None:
-    """Byte by byte: the beginning, by which the format is known, may come in small pieces."""
     path = tmp_path / f"pipe{packer}"
     os.mkfifo(path)
     content = PACKERS[packer](b"Ein Satz.\n" * 20_000)
 
     def feed() -> None:
         with path.open("wb", buffering=0) as pipe:
-            for n in range(20):
-                pipe.write(content[n : n + 1])
-            pipe.write(content[20:])
+            pipe.write(content)
 
     writer = threading.Thread(target=feed, daemon=True)
     writer.start()
