@@ -118,30 +118,16 @@ def token_batches(
 ) -> list[Tensor]:
     """Group sentences of similar length into batches of at most ``max_tokens`` (§5.1).
 
-    Args:
-        lengths: Source and target length of each sentence, special symbols included,
-            ``(sentences, 2)``.
-        max_tokens: Most source tokens, and most target tokens, of a batch, padding included.
-        pool: Batches in a pool, within which sentences are sorted by length.
-        seed: Chooses the order, together with ``epoch``.
-        epoch: Number of the pass over the data.
-        shuffle: Keep one pool, and batches from short to long, when false.
-
-    Returns:
-        Sentence numbers, batch by batch; each sentence stands in exactly one.
-
-    Raises:
-        ValueError: A sentence alone is longer than ``max_tokens``.
+    ``lengths (sentences, 2)`` are those of source and target, special symbols included. A batch
+    costs its longest sentence times their number, on either side. Sentences are sorted within
+    pools of ``pool`` batches; ``seed`` and ``epoch`` choose the order. Without ``shuffle`` all
+    are one pool, from short to long. Returns sentence numbers, batch by batch, each in one.
     """
     lengths = torch.as_tensor(lengths)
     if not len(lengths):
         return []
     longer = lengths.amax(dim=1)  # the side that a batch pays for
-    if (most := int(longer.max())) > max_tokens:
-        raise ValueError(
-            f"sentence {int(longer.argmax()) + 1} has {most} tokens, more than the {max_tokens} "
-            "of a batch: raise the number, or drop the sentence"
-        )
+    most = check_longest(longer, max_tokens)
     rng = torch.Generator().manual_seed((1_000_003 * seed + epoch) % 2**63)
     order, size = torch.arange(len(lengths), dtype=torch.int32), len(lengths)
     if shuffle:
@@ -156,3 +142,13 @@ def token_batches(
     if shuffle:
         batches = [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
     return batches
+
+
+def check_longest(longer: Tensor, max_tokens: int) -> int:
+    """Return the longest sentence; raise ValueError if it is longer than a batch may be."""
+    if (most := int(longer.max())) > max_tokens:
+        raise ValueError(
+            f"sentence {int(longer.argmax()) + 1} has {most} tokens, more than the {max_tokens} "
+            "of a batch: raise the number, or drop the sentence"
+        )
+    return most
