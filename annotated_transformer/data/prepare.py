@@ -27,7 +27,6 @@ from annotated_transformer.data.cleaning import (
     CleaningReport,
     FingerprintSet,
     clean,
-    stream_lines,
     stream_sides,
 )
 from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
@@ -39,11 +38,17 @@ from annotated_transformer.data.encode import (
     worker_pool,
     write_text,
 )
-from annotated_transformer.data.files import CorpusError, locked, sha256_of
+from annotated_transformer.data.files import (
+    CorpusError,
+    locked,
+    remove_leftovers,
+    sha256_of,
+    write_atomically,
+)
 from annotated_transformer.data.overlap import SplitOverlap
 from annotated_transformer.data.prepared import FORMAT, Preparation, Prepared, shards_of
 from annotated_transformer.data.shards import Shard
-from annotated_transformer.translation.checkpoints import remove_leftovers, write_atomically
+from annotated_transformer.data.text import stream_lines
 from annotated_transformer.translation.tokenizers import BPETokenizer
 
 SHARD_SIZE = 50_000  # pairs; some seconds of work for one process

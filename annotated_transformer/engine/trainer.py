@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from annotated_transformer.engine.checkpointer import Checkpointer, SaveClock
 from annotated_transformer.engine.checkpoints import (
@@ -28,7 +29,7 @@ from annotated_transformer.engine.replay import keep_update
 from annotated_transformer.engine.runlog import RunLog, device_peak, log_line, update_flops
 from annotated_transformer.engine.setup import choose_device, open_run
 from annotated_transformer.engine.state import TrainState, Window
-from annotated_transformer.engine.texts import Numbers, Texts, lengths_of, lines_of, updates_to_come
+from annotated_transformer.engine.texts import Texts, lengths_of, lines_of, updates_to_come
 from annotated_transformer.engine.validator import Validator
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.distributed import DistributedWorld, local_batches
@@ -153,11 +154,11 @@ class Trainer:
             raise NonFiniteError(math.nan, math.nan, state.tokens, message)
         return True
 
-    def batch(self, numbers: Numbers) -> Batch:
+    def batch(self, numbers: Tensor) -> Batch:
         """Make a batch of training pairs, on the device of this process."""
         return self.pairs.batch(numbers).to(self.learner.precision.device)
 
-    def _update(self, groups: Sequence[Numbers]) -> None:
+    def _update(self, groups: Sequence[Tensor]) -> None:
         """Make the next update from the pairs with these numbers."""
         state, learner = self.state, self.learner
         rate, random = learner.rate, torch.get_rng_state()
@@ -180,7 +181,7 @@ class Trainer:
         vocabulary, lengths = len(self.system.tokenizers[1]), lengths_of(self.pairs, groups)
         state.add(made, update_flops(self.system.config, vocabulary, lengths), rate)
 
-    def _not_finite(self, error: NonFiniteError, groups: Sequence[Numbers]) -> None:
+    def _not_finite(self, error: NonFiniteError, groups: Sequence[Tensor]) -> None:
         """Keep what is needed to see it again; raise the error, or say that it was skipped."""
         state, main = self.state, self.world.main
         path = self.folder / "non_finite" / f"{state.updates + 1:08d}.safetensors"
