@@ -20,7 +20,11 @@ import pytest
 import torch
 
 from annotated_transformer.data import files
+from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.data.files import FileError
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.shards import ShardedText
 from annotated_transformer.engine import checkpointer, learner, runlog, trainer
 from annotated_transformer.engine import interruption as signals
 from annotated_transformer.engine.checkpointer import (
@@ -53,10 +57,6 @@ from annotated_transformer.engine.texts import updates_to_come
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.training.loop import NonFiniteError, evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
-from annotated_transformer.data.corpora import load_corpus
-from annotated_transformer.data.prepare import prepare
-from annotated_transformer.data.prepared import Preparation, Prepared
-from annotated_transformer.data.shards import ShardedText
 from tests.engine.small import OPTIONS, TEXTS, bits_of
 
 # --- training ------------------------------------------------------------------
