@@ -212,7 +212,7 @@ class _Job:
         reports = self.clean(text)
         self.learn(text, reports["train"]["kept"])
         self.encode(text, shards)
-        headers = {path.stem: Shard.open(path).header for path in sorted(shards.iterdir())}
+        headers = {path.stem: Shard.open(path).header for path in sorted(shards.glob("[!.]*"))}
         self.report_long(reports, headers)
         digest = sha256_of(self.folder / "tokenizer.json")
         summary = {"plan": plan, "reports": reports, "tokenizer": digest, "shards": headers}

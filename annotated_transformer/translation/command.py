@@ -44,17 +44,11 @@ from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.fast.products import Products, prepare_cpu
 from annotated_transformer.training.distributed import process_group
 from annotated_transformer.translation.beam_search import check_search
-from annotated_transformer.translation.cleaning import stream_lines
-from annotated_transformer.translation.corpora import (
-    CORPORA,
-    ParallelText,
-    corpus_files,
-    language_codes,
-    load_corpus,
-    read_lines,
-    read_parallel,
-)
-from annotated_transformer.translation.downloads import CorpusError, locate
+from annotated_transformer.data.text import stream_lines
+from annotated_transformer.data.corpora import CORPORA, ParallelText, corpus_files, language_codes, load_corpus, read_parallel
+from annotated_transformer.data.text import read_lines
+from annotated_transformer.data.archives import locate
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.translation.evaluation import (
     LANGUAGES,
     by_length,
@@ -62,14 +56,9 @@ from annotated_transformer.translation.evaluation import (
     protocols,
     score,
 )
-from annotated_transformer.translation.shards import (
-    Files,
-    Preparation,
-    Prepared,
-    check_preparation,
-    prepare,
-    remarks,
-)
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.shards import Files, check_preparation, remarks
 from annotated_transformer.translation.tokenizers import TokenizerError
 
 NAME = "annotated-transformer"
