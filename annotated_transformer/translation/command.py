@@ -24,7 +24,20 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from annotated_transformer.data.files import FileError, write_atomically
+from annotated_transformer.data.archives import locate
+from annotated_transformer.data.corpora import (
+    CORPORA,
+    ParallelText,
+    corpus_files,
+    language_codes,
+    load_corpus,
+    read_parallel,
+)
+from annotated_transformer.data.files import CorpusError, FileError, write_atomically
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.shards import Files, check_preparation, remarks
+from annotated_transformer.data.text import read_lines, stream_lines
 from annotated_transformer.engine.checkpointer import read_state
 from annotated_transformer.engine.checkpoints import (
     AVERAGED,
@@ -44,11 +57,6 @@ from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.fast.products import Products, prepare_cpu
 from annotated_transformer.training.distributed import process_group
 from annotated_transformer.translation.beam_search import check_search
-from annotated_transformer.data.text import stream_lines
-from annotated_transformer.data.corpora import CORPORA, ParallelText, corpus_files, language_codes, load_corpus, read_parallel
-from annotated_transformer.data.text import read_lines
-from annotated_transformer.data.archives import locate
-from annotated_transformer.data.files import CorpusError
 from annotated_transformer.translation.evaluation import (
     LANGUAGES,
     by_length,
@@ -56,9 +64,6 @@ from annotated_transformer.translation.evaluation import (
     protocols,
     score,
 )
-from annotated_transformer.data.prepare import prepare
-from annotated_transformer.data.prepared import Preparation, Prepared
-from annotated_transformer.data.shards import Files, check_preparation, remarks
 from annotated_transformer.translation.tokenizers import TokenizerError
 
 NAME = "annotated-transformer"

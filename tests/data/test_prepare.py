@@ -538,6 +538,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
         (Preparation(vocabulary=10), f"--vocabulary 10: must be at least {smallest}"),
         (Preparation(vocabulary=smallest - 1), "--vocabulary"),
         (Preparation(max_len=1), "--max-len 1"),
+        (Preparation(max_len=65_536), "at most 65535"),
     ):
         assert words in message(lambda options=options: run(tmp_path / "out", nowhere, options))
     assert list(tmp_path.iterdir()) == []
