@@ -272,7 +272,7 @@ def test_shards_that_are_there_are_kept(tmp_path: Path, files: Any) -> None:
     (out / "prepared.json").unlink()
     for name in ("train-00001", "val-00000"):
         (out / "shards" / f"{name}.safetensors").unlink()
-    (out / "shards" / ".train-00001.safetensors.1.part").write_bytes(b"half")
+    (out / "shards" / ".train-00001.safetensors.4194305.part").write_bytes(b"half")
     kept = out / "shards" / "train-00000.safetensors"
     before = kept.stat().st_mtime_ns
     assert run(out, files) == ["encoding 2 shards"]
