@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from annotated_transformer.data.files import FileError
-from annotated_transformer.engine import checkpointer, learner, trainer
+from annotated_transformer.engine import checkpointer, learner, trainer, updater
 from annotated_transformer.engine.checkpointer import (
     SaveClock,
     checkpoint_paths,
@@ -104,12 +104,12 @@ def test_the_position_in_a_prepared_text_is_saved(
 
 def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Path) -> None:
     run = Trainer(SHARDED.replace(updates=8), tmp_path, prepared)
-    start = run.measure().loss
+    start = measured(run)
     assert start == pytest.approx(
-        Trainer(OPTIONS.replace(updates=8), tmp_path / "t", TEXTS).measure().loss
+        measured(Trainer(OPTIONS.replace(updates=8), tmp_path / "t", TEXTS))
     )
     assert run.train(progress=False)
-    assert run.measure().loss < start
+    assert measured(run) < start
     assert load_system(tmp_path).fingerprint == run.system.fingerprint
 
 
@@ -139,6 +139,11 @@ def test_a_training_leaves_a_system(straight: Trainer, system: System) -> None:
 def log_of(folder: Path) -> list[dict[str, float]]:
     """Return the lines of a log that tell of updates."""
     return [row for row in read_journal(folder / "log.jsonl") if "loss" in row]
+
+
+def measured(run: Trainer) -> float:
+    """Return the validation loss of what is trained."""
+    return run.validator.measure(run.learner.replica).loss
 
 
 def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
@@ -225,8 +230,12 @@ def test_the_average_is_that_of_the_last_snapshots(
         torch.testing.assert_close(parameter.detach(), mean.float(), rtol=0, atol=1e-7)
     valid = run.validator
     exact = evaluate(averaged.model, map(valid.batch, valid.order())).loss
-    assert run.average() == pytest.approx(header["valid_loss"]) == pytest.approx(exact)
-    assert exact != pytest.approx(run.measure().loss, abs=1e-6)
+    assert (
+        run.validator.average(tmp_path)
+        == pytest.approx(header["valid_loss"])
+        == pytest.approx(exact)
+    )
+    assert exact != pytest.approx(measured(run), abs=1e-6)
 
 
 def test_the_better_weights_are_taken(tmp_path: Path) -> None:
@@ -495,7 +504,7 @@ def test_losses_that_are_no_number_are_left_out_but_not_forever(
     broken(run)
     with pytest.warns(UserWarning, match="left out"), pytest.raises(NonFiniteError):
         run.train(progress=False)
-    assert run.state.updates == trainer.MOST_SKIPPED - 1
+    assert run.state.updates == updater.MOST_SKIPPED - 1
 
 
 def test_the_log_adds_up(tmp_path: Path) -> None:
@@ -824,9 +833,9 @@ def test_float16_that_never_learned_is_not_called_finished(tmp_path: Path) -> No
 
 def test_overflows_that_end_are_forgotten(tmp_path: Path) -> None:
     run = Trainer(OPTIONS.replace(precision="float16", updates=30), tmp_path, TEXTS)
-    overflowing(run, 15 + trainer.MOST_SKIPPED - 1)
+    overflowing(run, 15 + updater.MOST_SKIPPED - 1)
     assert run.train(progress=False)
-    assert run.state.learned == 30 - 15 - trainer.MOST_SKIPPED + 1
+    assert run.state.learned == 30 - 15 - updater.MOST_SKIPPED + 1
     assert run.state.skipped == 0
 
 
