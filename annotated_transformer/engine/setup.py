@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
+from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpointer import Checkpointer, checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_system, save_description
 from annotated_transformer.engine.config import Options, UsageError, flag
 from annotated_transformer.engine.precision import Precision
 from annotated_transformer.engine.system import System, fresh_model, model_config
-from annotated_transformer.engine.texts import Pairs, Texts, encoded, learn_tokenizers, longest
+from annotated_transformer.engine.texts import Texts, encoded, learn_tokenizers, longest
 from annotated_transformer.training.distributed import DistributedWorld
-from annotated_transformer.translation.shards import Prepared
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: int = 0) -> None:
@@ -85,7 +86,9 @@ def choose_precision(options: Options, world: DistributedWorld) -> Precision:
         raise UsageError(f"--{error}") from None
 
 
-def open_run(options: Options, texts: Texts, files: Checkpointer) -> tuple[System, Pairs, Pairs]:
+def open_run(
+    options: Options, texts: Texts, files: Checkpointer
+) -> tuple[System, TokenPairs, TokenPairs]:
     """Find the system of a run in its folder, or put a new one there.
 
     The main process comes first; the others find what it has left.

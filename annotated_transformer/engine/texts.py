@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
+from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.config import DataOptions, OptimOptions, UsageError
-from annotated_transformer.training.batches import Batch, make_batch, token_batches
-from annotated_transformer.translation.corpora import ParallelText
-from annotated_transformer.translation.shards import Prepared, ShardedText
+from annotated_transformer.training.batches import token_batches
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
     Tokenizer,
@@ -24,44 +23,6 @@ from annotated_transformer.translation.tokenizers import (
 
 Texts: TypeAlias = tuple[ParallelText, ParallelText] | Prepared  # of training and validation
 Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]
-Numbers: TypeAlias = Sequence[int] | NDArray[np.unsignedinteger[Any]]  # of sentence pairs
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Sentence pairs as token numbers, without special symbols.
-
-    Attributes:
-        source: Tokens of each source sentence.
-        target: Likewise of the target.
-        lines: Where each pair stands in its files, from 1.
-    """
-
-    source: list[list[int]]
-    target: list[list[int]]
-    lines: Sequence[int] = ()
-
-    def lengths(self) -> list[tuple[int, int]]:
-        """Source and target length of each pair, special symbols included."""
-        return [(len(s) + 1, len(t) + 1) for s, t in zip(self.source, self.target, strict=True)]
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self.source)
-
-    def batch(self, numbers: Iterable[int]) -> Batch:
-        """Make a batch of the pairs with these numbers."""
-        numbers = list(numbers)
-        return make_batch([self.source[i] for i in numbers], [self.target[i] for i in numbers])
-
-    def order(
-        self, max_tokens: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True
-    ) -> list[list[int]]:
-        """Group the pairs into batches, see ``token_batches``."""
-        return token_batches(self.lengths(), max_tokens, seed=seed, epoch=epoch, shuffle=shuffle)
-
-
-Pairs: TypeAlias = Encoded | ShardedText
 
 
 def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tokenizers:
@@ -84,7 +45,7 @@ def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tok
     return shared, shared
 
 
-def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> Encoded:
+def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> TokenPairs:
     """Turn sentence pairs into token numbers.
 
     Raises:
@@ -106,7 +67,8 @@ def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> 
     if not keep:
         raise CorpusError(f"{text.name} {text.split}: no sentence is left; raise --max-len")
     lines = line_numbers(text)
-    return Encoded([source[i] for i in keep], [target[i] for i in keep], [lines[i] for i in keep])
+    source, target = ([side[i] for i in keep] for side in (source, target))
+    return TokenPairs.from_lists(source, target, [lines[i] for i in keep])
 
 
 def line_numbers(text: ParallelText) -> list[int]:
@@ -120,38 +82,40 @@ def place(text: ParallelText, index: int, side: int) -> str:
     return f"{text.checksums[side][0]}{text.among(side)}, line {line_numbers(text)[index]}"
 
 
-def encoded(texts: Texts, tokenizers: Tokenizers, options: DataOptions) -> tuple[Pairs, Pairs]:
+def encoded(
+    texts: Texts, tokenizers: Tokenizers, options: DataOptions
+) -> tuple[TokenPairs, TokenPairs]:
     """Return training and validation text as token numbers.
 
     Raises:
         CorpusError: A sentence is too long, or a shard is damaged.
     """
     if isinstance(texts, Prepared):
-        return texts.text("train", check=True), texts.text("val", check=True)
+        return texts.tokens("train", verify=True), texts.tokens("val", verify=True)
     train, valid = (encode(text, tokenizers, options) for text in texts)
     return train, valid
 
 
-def longest(text: Pairs) -> int:
+def longest(text: TokenPairs) -> int:
     """Return the most tokens that a sentence has, special symbols included."""
-    return int(np.asarray(text.lengths()).max())
+    return int(text.lengths().max())
 
 
-def lengths_of(text: Pairs, groups: Sequence[Numbers]) -> list[list[int]]:
+def lengths_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[list[int]]:
     """Return source and target length of each pair of some batches, special symbols included."""
     lengths = text.lengths()
-    return [list(map(int, lengths[int(i)])) for group in groups for i in group]
+    return [pair for group in groups for pair in lengths[group.long()].tolist()]
 
 
-def lines_of(text: Pairs, groups: Sequence[Numbers]) -> list[int]:
+def lines_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[int]:
     """Return the lines, or else the numbers from 1, of the pairs of some batches."""
-    known = text.lines if isinstance(text, Encoded) else ()
-    return sorted(known[int(i)] if known else int(i) + 1 for group in groups for i in group)
+    numbers = (int(i) for group in groups for i in group)
+    return sorted(text.lines[i] if text.lines else i + 1 for i in numbers)
 
 
 def updates_to_come(
-    text: Pairs, options: OptimOptions, done: int, begun: tuple[int, int] = (0, 0)
-) -> Iterator[tuple[int, int, Sequence[Numbers]]]:
+    text: TokenPairs, options: OptimOptions, done: int, begun: tuple[int, int] = (0, 0)
+) -> Iterator[tuple[int, int, Sequence[Tensor]]]:
     """Yield, for each update after ``done``, its epoch, how many it leaves, its micro-batches.
 
     Args:
@@ -166,7 +130,7 @@ def updates_to_come(
     """
     first, number = begun
     for epoch in itertools.count(first):
-        order = text.order(options.max_tokens, seed=options.seed, epoch=epoch)
+        order = token_batches(text.lengths(), options.max_tokens, seed=options.seed, epoch=epoch)
         for start in range(0, len(order), options.accumulate):
             if number >= options.updates:
                 return

@@ -41,8 +41,7 @@ class Trainer:
 
     Raises:
         UsageError: The options cannot work, or the folder holds a run with others.
-        FileError: The folder's files are damaged, or it cannot be written.
-        CorpusError: A sentence is too long.
+        FileError: A file is damaged or cannot be written, or a sentence is too long.
     """
 
     def __init__(
@@ -79,9 +78,6 @@ class Trainer:
     def train(self, *, progress: bool = True) -> bool:
         """Train until the last update; return false if interrupted before, with all saved.
 
-        Args:
-            progress: Show a progress bar.
-
         Raises:
             NonFiniteError: A loss or gradient is NaN or infinite, and is not to be skipped.
         """
@@ -95,7 +91,7 @@ class Trainer:
             ):
                 finished = self._updates(log, stop)
             if finished and options.optim.average and main:
-                self.validator.average(self.folder)
+                self.average()
         finally:
             self.files.release()
         return finished
@@ -143,3 +139,7 @@ class Trainer:
             path, update = self.folder / WEIGHTS, self.state.updates
             self.files.save_weights(path, self.system, valid_loss=found.loss, update=update)
         log.write(self.state, valid_loss=found.loss)
+
+    def average(self, last: int | None = None) -> float:
+        """Write the mean of the last snapshots, all unless given; return its validation loss."""
+        return self.validator.average(self.folder, last)

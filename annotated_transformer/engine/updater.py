@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpoints import run_tensors, save_tensors
 from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.learner import Learner
 from annotated_transformer.engine.precision import DynamicLossScale
 from annotated_transformer.engine.runlog import update_flops
 from annotated_transformer.engine.state import TrainState
-from annotated_transformer.engine.texts import Numbers, Pairs, lengths_of, lines_of
+from annotated_transformer.engine.texts import lengths_of, lines_of
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.distributed import local_batches
 from annotated_transformer.training.loop import NonFiniteError, Progress
@@ -51,14 +52,14 @@ class Updater:
         folder: Failed updates are kept below it.
     """
 
-    def __init__(self, learner: Learner, pairs: Pairs, options: Options, folder: Path) -> None:
+    def __init__(self, learner: Learner, pairs: TokenPairs, options: Options, folder: Path) -> None:
         self.learner, self.pairs, self.options, self.folder = learner, pairs, options, folder
 
-    def batch(self, numbers: Numbers) -> Batch:
+    def batch(self, numbers: Tensor) -> Batch:
         """Make a batch of training pairs, on the device of this process."""
         return self.pairs.batch(numbers).to(self.learner.precision.device)
 
-    def make(self, state: TrainState, groups: Sequence[Numbers]) -> None:
+    def make(self, state: TrainState, groups: Sequence[Tensor]) -> None:
         """Make the next update from the pairs with these numbers, and count it.
 
         Raises:
@@ -86,7 +87,7 @@ class Updater:
         flops = update_flops(system.config, len(system.tokenizers[1]), lengths)
         state.add(made, flops, rate)
 
-    def _failed(self, error: NonFiniteError, state: TrainState, groups: Sequence[Numbers]) -> None:
+    def _failed(self, error: NonFiniteError, state: TrainState, groups: Sequence[Tensor]) -> None:
         """Keep what is needed to see it again; raise the error, or say that it was skipped."""
         learner = self.learner
         path = self.folder / "non_finite" / f"{state.updates + 1:08d}.safetensors"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
+from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpoints import AVERAGED, average_system, load_tensors
 from annotated_transformer.engine.precision import PreciseLoss, Precision
-from annotated_transformer.engine.texts import Numbers, Pairs, longest
+from annotated_transformer.engine.texts import longest
 from annotated_transformer.model.architecture import EncoderDecoder
-from annotated_transformer.training.batches import Batch
+from annotated_transformer.training.batches import Batch, token_batches
 from annotated_transformer.training.distributed import (
     DistributedWorld,
     local_validation,
@@ -32,18 +32,18 @@ class Validator:
     """
 
     def __init__(
-        self, text: Pairs, max_tokens: int, world: DistributedWorld, precision: Precision
+        self, text: TokenPairs, max_tokens: int, world: DistributedWorld, precision: Precision
     ) -> None:
         self.text, self.world, self.precision = text, world, precision
         self.max_tokens = max(max_tokens, longest(text))
 
-    def batch(self, numbers: Numbers) -> Batch:
+    def batch(self, numbers: Tensor) -> Batch:
         """Make a batch of pairs, on the device."""
         return self.text.batch(numbers).to(self.precision.device)
 
-    def order(self) -> Sequence[Numbers]:
+    def order(self) -> list[Tensor]:
         """Return the pairs of each batch."""
-        return self.text.order(self.max_tokens, shuffle=False)
+        return token_batches(self.text.lengths(), self.max_tokens, shuffle=False)
 
     def measure(self, replica: nn.Module) -> Progress:
         """Return the loss of what is trained; all processes take part."""

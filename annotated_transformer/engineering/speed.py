@@ -97,7 +97,7 @@ def sorted_batches(work: Work) -> list[Batch]:
     budget = max(map(sum, lengths)) + sum(map(max, lengths)) // work.batches
     while len(found := token_batches(lengths, budget, seed=work.seed)) > work.batches:
         budget += max(1, budget // 50)
-    return [batch_of([pairs[i] for i in batch]) for batch in found]
+    return [batch_of([pairs[i] for i in batch.tolist()]) for batch in found]
 
 
 def target_tokens(batches: Sequence[Batch]) -> int:

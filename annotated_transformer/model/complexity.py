@@ -161,30 +161,20 @@ def windowed_attention(
     *,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Attend to the ``r`` positions around each query, without an ``n`` by ``n`` matrix.
+    """Attend to the ``r`` positions around each query, without an ``n`` by ``n`` matrix (§4).
 
-    Equal to ``attention(query, key, value, mask & neighbourhood_mask(n, r))[0]``, section 4.
-
-    Args:
-        query: Shape ``(..., n, d_k)``.
-        key: As ``query``.
-        value: Shape ``(..., n, d_v)``.
-        r: Positions of a neighbourhood, an odd number.
-        block: Queries that share a window of ``r + block - 1`` keys; ``r // 2`` unless given.
-        mask: Keys that may be seen, such as those that are no padding, the same for all queries:
-            boolean, broadcasts to ``(..., 1, n)``.
-
-    Returns:
-        Shape ``(..., n, d_v)``; zeros where a query may see nothing.
+    Equal to ``attention(query, key, value, mask & neighbourhood_mask(n, r))[0]``: ``query`` and
+    ``key (..., n, d_k)``, ``value (..., n, d_v)`` and the result ``(..., n, d_v)``, zeros where a
+    query may see nothing. ``block`` queries share a window of ``r + block - 1`` keys. ``mask``
+    says which keys may be seen by all queries, ``(..., 1, n)``.
 
     Raises:
         ValueError: ``r`` is even.
     """
     check_odd("r", r)
     reach, n, b = r // 2, query.size(-2), block or max(1, r // 2)
-    blocks = -(-n // b)
-    lacking = blocks * b - n  # the last block is filled up
-    q = F.pad(query, (0, 0, 0, lacking)).unflatten(-2, (blocks, b))  # (..., blocks, b, d_k)
+    lacking = -n % b  # the last block is filled up
+    q = F.pad(query, (0, 0, 0, lacking)).unflatten(-2, (-1, b))  # (..., blocks, b, d_k)
     k, v = (
         F.pad(x, (0, 0, reach, reach + lacking)).unfold(-2, b + 2 * reach, b).transpose(-2, -1)
         for x in (key, value)
@@ -193,8 +183,7 @@ def windowed_attention(
     if mask is not None:
         ends = (reach, reach + lacking)
         seen = seen & F.pad(mask, ends).unfold(-1, b + 2 * reach, b).transpose(-3, -2)
-    y = attention(q, k, v, seen)[0]
-    return y.flatten(-3, -2)[..., :n, :]
+    return attention(q, k, v, seen)[0].flatten(-3, -2)[..., :n, :]
 
 
 def _near(n: int, reach: int, b: int, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +170,10 @@ def test_waiting_for_a_lock_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
         with locked(tmp_path, wait=True):
             order.append("second")
 
-    with ThreadPoolExecutor() as pool:
+    with futures.ThreadPoolExecutor() as pool:
         with locked(tmp_path, wait=True):
             waiting = pool.submit(second)
-            with pytest.raises(TimeoutError):
+            with pytest.raises(futures.TimeoutError):
                 waiting.result(timeout=0.3)
             order.append("first")
         waiting.result()

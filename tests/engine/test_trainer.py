@@ -20,8 +20,11 @@ from typing import Any
 import pytest
 import torch
 
+from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.data.files import FileError
-from annotated_transformer.engine import checkpointer, learner, trainer, updater
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.engine import checkpointer, learner, texts, trainer, updater
 from annotated_transformer.engine.checkpointer import (
     SaveClock,
     checkpoint_paths,
@@ -52,8 +55,6 @@ from annotated_transformer.engine.texts import updates_to_come
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.training.loop import NonFiniteError, evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
-from annotated_transformer.translation.corpora import load_corpus
-from annotated_transformer.translation.shards import Preparation, Prepared, ShardedText, prepare
 from tests.engine.small import OPTIONS, TEXTS, bits_of
 
 # --- training ------------------------------------------------------------------
@@ -90,16 +91,16 @@ def test_the_position_in_a_prepared_text_is_saved(
     run = Trainer(SHARDED, tmp_path / "b", prepared)
     assert run.state.epoch > 0  # not by going through all that was before
     asked: list[int] = []
-    order = ShardedText.order
+    order = vars(texts)["token_batches"]
 
-    def watched(self: ShardedText, *arguments: Any, **named: Any) -> Any:
-        asked.append(named.get("epoch", -1))
-        return order(self, *arguments, **named)
+    def watched(*arguments: Any, **named: Any) -> Any:
+        asked.append(named["epoch"])
+        return order(*arguments, **named)
 
-    monkeypatch.setattr(ShardedText, "order", watched)
+    monkeypatch.setattr(texts, "token_batches", watched)
     assert run.train(progress=False)
     assert bits_of(tmp_path / "a") == bits_of(tmp_path / "b")
-    assert min(epoch for epoch in asked if epoch >= 0) > 0
+    assert min(asked) > 0
 
 
 def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Path) -> None:

@@ -388,7 +388,8 @@ def test_a_batch_costs_what_its_sentences_cost_one_by_one(pairs, vocab, **sizes)
 
 def test_padding_costs_nothing():
     batch = make_batch([[5] * 3, [5] * 9], [[6] * 8, [6] * 2])
-    sides = [side.sum(dim=1).tolist() for side in (batch.src_keep, batch.tgt_keep)]
+    keeps = batch.src_mask[:, 0], batch.tgt_y != batch.pad
+    sides = [side.sum(dim=1).tolist() for side in keeps]
     assert sides == [[4, 10], [9, 3]]  # with the end symbol
     config = ModelConfig(N=1, d_model=8, d_ff=8, h=2, max_len=16)
     block = [[tokens.size(1)] * 2 for tokens in (batch.src, batch.tgt)]

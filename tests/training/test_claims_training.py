@@ -12,12 +12,13 @@ BATCHES, DISTRIBUTED, OPTIMIZER, REGULARIZATION = (
 @pytest.mark.parametrize(
     ("claim", "old", "new"),
     [
-        # the bound: forgets the sentence to come; counts real tokens; looks at one side only
-        ("5.1b-P", "width * (len(batch) + 1) > max_tokens", "width * len(batch) > max_tokens"),
-        ("5.1b-P", "width = max(width, *lengths[i])", "width = max(width, lengths[i][0])"),
+        # the bound: takes one sentence more; counts real tokens; looks at one side only
+        ("5.1b-P", "torch.arange(1, len(candidates) + 1)", "torch.arange(len(candidates))"),
+        ("5.1b-P", "longest * torch.arange(1, len(candidates) + 1)", "candidates.cumsum(dim=0)"),
+        ("5.1b-P", "longer = lengths.amax(dim=1)", "longer = lengths[:, 0]"),
         # padding: not sorted at all; sorted by something else than length
-        ("5.1b-M", "sorted(order[start : start + size], key=by_longer)", "order[start:][:size]"),
-        ("5.1b-M", "return max(lengths[i]), lengths[i]", "return i % 7, lengths[i]"),
+        ("5.1b-M", "part[by.argsort(stable=True)]", "part"),
+        ("5.1b-M", "by = source.maximum(target) * (2 * most) + source - target", "by = part % 7"),
     ],
 )
 def test_batches(claim, old, new):

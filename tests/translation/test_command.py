@@ -21,6 +21,9 @@ import pytest
 import sacrebleu
 import torch
 
+from annotated_transformer.data.corpora import ParallelText, load_corpus
+from annotated_transformer.data.downloads import DATA_VARIABLE
+from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.results.machine_translation import ABLATION, read_records
 from annotated_transformer.translation import command as module
@@ -34,10 +37,7 @@ from annotated_transformer.translation.command import (
     parse,
     unboxed,
 )
-from annotated_transformer.translation.corpora import ParallelText, load_corpus
-from annotated_transformer.translation.downloads import DATA_VARIABLE
 from annotated_transformer.translation.evaluation import by_length
-from annotated_transformer.translation.shards import Prepared
 from annotated_transformer.translation.system import RECIPES, System, translate_lines
 
 SIZES = (
@@ -818,7 +818,7 @@ def test_prepare_a_known_corpus(
     assert found.languages == tuple(pair.split("-"))
     assert {split: report["kept"] for split, report in found.reports.items()} == sizes
     text = load_corpus("grammar", pair, size=60)
-    first = found.text("train").pair(0)
+    (first,) = found.tokens("train").pairs([0])
     assert [found.tokenizer.decode(side) for side in first] == [text.source[0], text.target[0]]
     assert main(words) == 0
     assert "nothing to do" in capsys.readouterr().err

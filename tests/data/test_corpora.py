@@ -1,4 +1,4 @@
-"""Tests of the readers, of the downloads, and of the one door to all corpora."""
+"""Tests of the readers of corpora, and of loading them by name."""
 
 import dataclasses
 import gzip
@@ -10,7 +10,9 @@ import re
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -19,17 +21,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.translation import corpora
-from annotated_transformer.translation.corpora import (
+from annotated_transformer.data import corpora
+from annotated_transformer.data.corpora import (
     CORPORA,
-    MULTI30K,
+    FILES,
     language_codes,
     load_corpus,
-    read_lines,
     read_parallel,
     read_segments,
+    text_format,
 )
-from annotated_transformer.translation.downloads import DATA_VARIABLE, CorpusError, RemoteFile
+from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.translation.system import place
 
 MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
@@ -42,41 +45,10 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-# Anything but the two characters that end lines.
-line_text = st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]))
-
-
-@settings(max_examples=60)
-@given(st.lists(line_text, min_size=1), st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_reading_gives_back_what_was_written(lines: list[str], end: str, packed: bool) -> None:
-    lines = [line.removeprefix("\ufeff") if n == 0 else line for n, line in enumerate(lines)]
-    content = "".join(line + end for line in lines).encode()
-    name = "x.gz" if packed else "x.txt"
-    folder = Path(os.environ["PYTEST_TMP"])
-    assert read_lines(write(folder / name, content)) == lines
-
-
 @pytest.fixture(autouse=True)
-def _folder_for_hypothesis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_TMP", str(tmp_path))
+def _no_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-
-
-def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
-    odd = "a\u2028b\x85c\x0bd\x0ce\x1cf\u2029g\rh"
-    path = write(tmp_path / "x", f"{odd}\n\"q\"\t'r'\nlast".encode())
-    assert read_lines(path) == [odd, "\"q\"\t'r'", "last"]
-
-
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
-    assert read_lines(write(tmp_path / "x", b"\xef\xbb\xbfa\nb\n")) == ["a", "b"]
-
-
-def test_gzip_is_recognised_by_its_content(tmp_path: Path) -> None:
-    path = tmp_path / "no_ending"
-    path.write_bytes(gzip.compress(b"a\n"))
-    assert read_lines(path) == ["a"]
 
 
 def message(action: Callable[[], object]) -> str:
@@ -88,37 +60,28 @@ def message(action: Callable[[], object]) -> str:
     return text
 
 
-def test_invalid_utf8_names_line_and_byte(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.de", b"good\nba\xfcd\n")
-    text = message(lambda: read_lines(path))
-    assert f"{path}, line 2" in text
-    assert "byte 3 (0xfc)" in text
-    packed = write(tmp_path / "x.gz", b"\xff\n")
-    assert "line 1: byte 1 (0xff)" in message(lambda: read_lines(packed))
+@pytest.mark.parametrize("packed", [False, True])
+def test_named_pipes_are_read_and_counted_once(tmp_path: Path, packed: bool) -> None:
+    contents = {"de": b"eins\n\ndrei\n", "en": b"one\ntwo\nthree\n"}
+    paths = []
+    for language, content in contents.items():
+        contents[language] = gzip.compress(content) if packed else content
+        paths.append(tmp_path / f"pipe.{language}")
+        os.mkfifo(paths[-1])
+        write_bytes = partial(paths[-1].write_bytes, contents[language])
+        threading.Thread(target=write_bytes, daemon=True).start()
+    text = read_parallel(*paths)
+    assert list(text) == [("eins", "one"), ("drei", "three")]
+    assert text.checksums == tuple(
+        (f"pipe.{language}", hashlib.sha256(content).hexdigest())
+        for language, content in contents.items()
+    )
 
 
-def test_missing_and_unreadable_files(tmp_path: Path) -> None:
-    assert "no such file" in message(lambda: read_lines(tmp_path / "none"))
-    assert "cannot be read" in message(lambda: read_lines(tmp_path))
-
-
-@pytest.mark.parametrize("cut", [1, 5, 9, 12])
-def test_truncated_gzip(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "x.gz"
-    path.write_bytes(gzip.compress(os.urandom(1000) + b"\n")[:-cut])
-    text = message(lambda: read_lines(path))
-    assert str(path) in text
-    assert "again" in text
-
-
-def test_damaged_gzip(tmp_path: Path) -> None:
-    content = bytearray(gzip.compress(b"abc\n" * 50))
-    content[-6] ^= 1  # the checksum at its end
-    path = tmp_path / "x.gz"
-    path.write_bytes(content)
-    assert "damaged" in message(lambda: read_lines(path))
-    path.write_bytes(b"plain text\n")
-    assert "not a gzip file" in message(lambda: read_lines(path))
+def test_a_long_second_line_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.de", b"kurz\n" + b"x" * 10_000_000 + b"\n")
+    target = write(tmp_path / "a.en", b"short\nlong\n")
+    assert f"{source}, line 2: longer than" in message(lambda: read_parallel(source, target))
 
 
 def test_unequal_line_counts(tmp_path: Path) -> None:
@@ -276,6 +239,23 @@ def test_tags_without_end_cost_no_more_than_others(tmp_path: Path) -> None:
         read_segments(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.de", "lines"),
+        ("a.xml.de", "lines"),
+        ("a.de.gz", "lines"),
+        ("a.xml", "segments"),
+        ("a.sgm.xz", "segments"),
+        ("a.xml.gz", "segments"),
+        ("train.tags.de-en.de", "tags"),
+        ("train.tags.de-en.de.bz2", "tags"),
+    ],
+)
+def test_formats_are_known_by_the_name(name: str, kind: str) -> None:
+    assert text_format(Path("train.tags.x/b.xml") / name) == kind
+
+
 def test_segments_must_have_the_same_names(tmp_path: Path) -> None:
     for language, numbers in (("de", "123"), ("en", "124")):
         rows = [(n, f"{language} {n}") for n in numbers]
@@ -364,16 +344,35 @@ def test_files_are_named_with_their_checksums(tmp_path: Path) -> None:
 
 
 def test_the_table_of_multi30k() -> None:
-    assert {split for split, _ in MULTI30K} == set(CORPORA["multi30k"])
-    for (split, language), file in MULTI30K.items():
-        assert file.path == f"multi30k/{split}.{language}.gz"
-        assert re.fullmatch(r"[0-9a-f]{64}|", file.sha256)
-        assert re.fullmatch(r"[0-9a-f]{32}|", file.md5)
-        assert file.sha256 or file.md5 or split == "test_2018_flickr"
+    names = [path.split("/")[1] for path in FILES if path.startswith("multi30k/")]
+    assert {name.split(".")[0] for name in names} == set(CORPORA["multi30k"])
+    assert {name.split(".")[1] for name in names} == {"de", "en", "fr", "cs"}
+    for name in names:
+        file = FILES[f"multi30k/{name}"]
         assert len({url.split("/")[2] for url in file.urls}) >= 2
-        assert all(url.endswith(f"/{split}.{language}.gz") for url in file.urls)
-    sums = [file.sha256 or file.md5 for file in MULTI30K.values() if file.sha256 or file.md5]
-    assert len(set(sums)) == len(sums)
+        assert all(url.endswith(f"/{name}") for url in file.urls)
+        assert file.digest or name.startswith("test_2018_flickr")
+
+
+def test_the_table_of_files() -> None:
+    for path, file in FILES.items():
+        assert file.path == path
+        assert re.fullmatch(r"[0-9a-f]{64}|[0-9a-f]{32}|", file.digest)
+        assert file.size >= 0
+        assert file.urls
+        assert all(re.fullmatch(r"https?://[\w.-]+/[\w./@-]+", url) for url in file.urls)
+        assert file.digest or not any(url.startswith("http:") for url in file.urls)
+    digests = [file.digest for file in FILES.values() if file.digest]
+    assert len(set(digests)) == len(digests)
+    used = {
+        file.path
+        for name, splits in CORPORA.items()
+        for split in splits
+        for source, target in itertools.permutations(("de", "en", "fr", "cs"), 2)
+        for parts in parts_of(name, source, target, split)
+        for file, _ in parts
+    }
+    assert used == set(FILES)
 
 
 @pytest.fixture
@@ -391,37 +390,45 @@ def mirror(tmp_path: Path) -> Path:
 def known(folder: Path, path: str) -> RemoteFile:
     """Return a file of a folder as one that is known by its checksum."""
     content = (folder / path).read_bytes()
-    return RemoteFile(path, (), hashlib.sha256(content).hexdigest(), len(content))
+    return RemoteFile(path, (), len(content), hashlib.sha256(content).hexdigest())
+
+
+def parts_of(
+    name: str, source: str, target: str, split: str
+) -> list[tuple[corpora.Place, corpora.Place]]:
+    """Return where the parts of a split are; nothing if there are none."""
+    try:
+        return [] if name == "grammar" else corpora._places(name, source, target, split)
+    except CorpusError:
+        return []
 
 
 def test_load_corpus_by_the_mirror(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        (split, language): known(mirror, f"multi30k/{split}.{language}.gz")
-        for split in ("train", "val")
-        for language in ("de", "en", "fr")
-    }
-    monkeypatch.setattr(corpora, "MULTI30K", files)
+    paths = [path.relative_to(mirror).as_posix() for path in mirror.rglob("*.gz")]
+    files = {path: known(mirror, path) for path in paths}
+    monkeypatch.setattr(corpora, "FILES", files)
     with pytest.raises(CorpusError, match="multi30k train: has 3 lines, it should have 29000"):
         load_corpus("multi30k", "de-en", "train", mirror=mirror)
-    monkeypatch.setattr(corpora, "MULTI30K_LINES", {"train": 3, "val": 3})
+    monkeypatch.setitem(corpora.SOURCES["corpora"]["multi30k"], "lines", {"train": 3, "val": 3})
     text = load_corpus("multi30k", "de-en", "train", mirror=mirror)
     assert list(text) == [("eins", "one"), ("drei", "three")]
     assert text.blank == (2,)
-    assert dict(text.checksums)["train.de.gz"] == files["train", "de"].sha256
+    assert dict(text.checksums)["train.de.gz"] == files["multi30k/train.de.gz"].digest
+    assert text.origin.startswith("multi30k/dataset, commit ")
     back = load_corpus("multi30k", "fr-de", "val", mirror=mirror, size=2)
     assert list(back) == [("un", "eins"), ("deux", "")]
     assert message(lambda: load_corpus("multi30k", "cs-de", "val", mirror=mirror)) == (
-        "multi30k: val is not to be had in cs and de"
+        "multi30k: val does not exist in cs and de"
     )
 
 
 def test_multi30k_is_in_every_pair_that_its_files_make() -> None:
     for split in CORPORA["multi30k"]:
-        there = {language for name, language in MULTI30K if name == split}
+        there = {path[-5:-3] for path in FILES if path.startswith(f"multi30k/{split}.")}
         for source, target in itertools.permutations(("de", "en", "fr", "cs"), 2):
-            parts = corpora.RULES["multi30k"](source, target, split)
+            parts = parts_of("multi30k", source, target, split)
             assert bool(parts) == ({source, target} <= there)
-    assert sum(language == "cs" for _, language in MULTI30K) == 4
+    assert sum(path.endswith(".cs.gz") for path in FILES) == 4
 
 
 def archive(path: Path, members: dict[str, str]) -> None:
@@ -449,8 +456,9 @@ def test_iwslt_from_its_archive(
         refused = message(lambda: load_corpus("iwslt2017", mirror=tmp_path))
         assert "altered or cut short" in refused
     file = known(tmp_path, f"iwslt{year}/de-en.tgz")
-    monkeypatch.setitem(corpora.IWSLT, year, {"de-en": file})  # type: ignore[misc]
+    monkeypatch.setitem(corpora.FILES, file.path, file)
     name = f"iwslt{year}"
+    monkeypatch.setitem(corpora.SOURCES["corpora"][name], "pairs", ["de-en"])  # in one direction
     train = load_corpus(name, "en-de", mirror=tmp_path, cache=tmp_path / "c")
     assert list(train) == [("en 1", "de 1"), ("en 3", "de 3")]
     assert train.blank == (2,)
@@ -459,7 +467,7 @@ def test_iwslt_from_its_archive(
     assert len(test.checksums) == 2 * len(test)
     for split in CORPORA[name]:
         assert load_corpus(name, "de-en", split, mirror=tmp_path, cache=tmp_path / "c")
-    assert "not to be had in fr and en" in message(lambda: load_corpus(name, "fr-en"))
+    assert "does not exist in fr and en" in message(lambda: load_corpus(name, "fr-en"))
 
 
 @pytest.mark.parametrize("pair", ["de-en", "en-de", "fr-en", "en-fr"])
@@ -485,8 +493,8 @@ def test_wmt14_from_its_archives(
             text = segments(("1", f"{language} {kind}"))
             held[f"dev/newstest2014-{other}en-{kind}.{language}.sgm"] = text
     archive(tmp_path / "wmt14/dev.tgz", held)
-    files = {name: known(tmp_path, file.path) for name, file in corpora.WMT14.items()}
-    monkeypatch.setattr(corpora, "WMT14", files)
+    for path in [path for path in FILES if path.startswith("wmt14/")]:
+        monkeypatch.setitem(corpora.FILES, path, known(tmp_path, path))
 
     def load(split: str) -> list[tuple[str, str]]:
         return list(load_corpus("wmt14", pair, split, mirror=tmp_path, cache=tmp_path / "c"))
@@ -514,7 +522,7 @@ def test_parts_are_counted_on(tmp_path: Path) -> None:
 def test_the_published_sums_of_multi30k_are_those_of_the_files() -> None:
     for split, language in (("train", "de"), ("val", "en"), ("test_2016_flickr", "de")):
         text = load_corpus("multi30k", "de-en", split, mirror=MIRROR)
-        assert len(text) == corpora.MULTI30K_LINES[split], language
+        assert len(text) == corpora.SOURCES["corpora"]["multi30k"]["lines"][split], language
 
 
 def test_load_corpus_grammar_in_both_directions() -> None:
@@ -527,7 +535,7 @@ def test_load_corpus_grammar_in_both_directions() -> None:
 
 def test_the_grammar_is_the_same_in_another_process() -> None:
     code = (
-        "from annotated_transformer.translation.corpora import load_corpus;"
+        "from annotated_transformer.data.corpora import load_corpus;"
         "print(load_corpus('grammar', split='test', size=200).checksums)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
@@ -556,8 +564,9 @@ def test_load_corpus_refuses(arguments: dict[str, object], expected: str) -> Non
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, annotated_transformer.translation.corpora;"
-        "print([m for m in ('torch', 'spacy', 'tokenizers', 'matplotlib') if m in sys.modules])"
+        "import sys, annotated_transformer.data.corpora;"
+        "heavy = ('torch', 'spacy', 'tokenizers', 'matplotlib', 'pooch', 'requests');"
+        "print([m for m in heavy if m in sys.modules])"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert got.stdout.strip() == "[]"

@@ -1,9 +1,8 @@
-"""Tests of the shards, of batches from them, and of preparing a corpus."""
+"""Preparing a corpus: whatever happens, the folder holds the whole corpus or goes on to it."""
 
 import gzip
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -14,33 +13,25 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.training.batches import make_batch, token_batches
-from annotated_transformer.translation import shards
-from annotated_transformer.translation.corpora import load_corpus, read_parallel
-from annotated_transformer.translation.downloads import CorpusError
-from annotated_transformer.translation.shards import (
-    Overlap,
-    Preparation,
-    Prepared,
-    Shard,
-    ShardedText,
-    encode_piece,
-    pooled_batches,
-    prepare,
-    read_piece,
-    remarks,
-    sample_pieces,
+from annotated_transformer.data import encode, shards
+from annotated_transformer.data import prepare as preparing
+from annotated_transformer.data.corpora import load_corpus, read_parallel
+from annotated_transformer.data.encode import (
+    encode_shard,
+    learn_subwords,
+    read_text,
     worker_pool,
-    write_pieces,
-    write_shard,
+    write_text,
 )
-from annotated_transformer.translation.tokenizers import BPETokenizer
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
+from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
 
 
 def message(action: Callable[[], object]) -> str:
@@ -52,209 +43,55 @@ def message(action: Callable[[], object]) -> str:
     return text
 
 
-# -------------------------------------------------------------------------- shards
-
-ids = st.lists(st.integers(0, 65_535), max_size=5)
-id_pairs = st.lists(st.tuples(ids, ids), max_size=20)
-
-
-def plain(shard: Shard | ShardedText) -> list[tuple[list[int], list[int]]]:
-    pairs = (shard.pair(i) for i in range(len(shard)))
-    return [(source.tolist(), target.tolist()) for source, target in pairs]
+def plain(pairs: TokenPairs | Shard) -> list[tuple[list[int], list[int]]]:
+    """Return all pairs as lists."""
+    if isinstance(pairs, Shard):
+        pairs = TokenPairs([(pairs.tokens, pairs.offsets)])
+    found = pairs.pairs(range(len(pairs)))
+    return [(source.tolist(), target.tolist()) for source, target in found]
 
 
-@given(id_pairs)
-def test_a_shard_gives_back_what_was_written(
-    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[list[int], list[int]]]
-) -> None:
-    path = tmp_path_factory.mktemp("shard") / "x.safetensors"
-    write_shard(path, pairs, 1 << 16, long=3)
-    shard = Shard(path)
-    shard.check()
-    assert plain(shard) == pairs
-    assert shard.data["long"] == 3
-
-
-@pytest.mark.parametrize(("vocabulary", "width"), [(1 << 16, 2), ((1 << 16) + 1, 4)])
-def test_tokens_take_as_few_bytes_as_they_can(tmp_path: Path, vocabulary: int, width: int) -> None:
-    path = tmp_path / "x"
-    write_shard(path, [([vocabulary - 1], [0])], vocabulary)
-    shard = Shard(path)
-    assert shard.tokens.itemsize == width
-    assert shard.tokens.tolist() == [vocabulary - 1, 0]
-    assert not shard.tokens.flags.writeable
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="another system")
-def test_shards_are_mapped_and_not_kept_open(tmp_path: Path) -> None:
-    write_shard(tmp_path / "x", [([5], [6])], 100)
-    Shard(tmp_path / "x")
-    before = len(os.listdir("/proc/self/fd"))
-    held = [Shard(tmp_path / "x") for _ in range(20)]
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert Path("/proc/self/maps").read_text().count(str(tmp_path / "x")) >= len(held)
-
-
-def test_sentences_whose_length_takes_more_than_16_bits_are_refused(tmp_path: Path) -> None:
-    write_shard(tmp_path / "x", [([0] * 65_534, [1])], 100)
-    assert ShardedText([tmp_path / "x"]).lengths().tolist() == [[65_535, 2]]
-    write_shard(tmp_path / "x", [([0], [1] * 65_535)], 100)
-    assert "more than 65535 tokens" in message(lambda: ShardedText([tmp_path / "x"]))
-
-
-def test_numbers_beyond_16_bits_are_not_wrapped(tmp_path: Path) -> None:
-    with pytest.raises(OverflowError):
-        write_shard(tmp_path / "x", [([70_000], [1])], 100)
-    assert not (tmp_path / "x").exists()
-
-
-def test_damaged_shards(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    write_shard(path, [([1, 2, 3], [4])] * 10, 100)
-    content = path.read_bytes()
-    for cut in (0, 4, 30, len(content) - 1):
-        path.write_bytes(content[:cut])
-        assert str(path) in message(lambda: Shard(path))
-    for place in (len(content) - 1, len(content) - 45):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        assert "checksum" in message(lambda: Shard(path).check())
-    path.write_bytes(b"\xff" * 100)
-    assert "damaged" in message(lambda: Shard(path))
-    assert "cannot be read" in message(lambda: Shard(tmp_path / "none"))
-
-
-def write_all(folder: Path, parts: Sequence[Sequence[tuple[list[int], list[int]]]]) -> list[Path]:
-    paths = []
-    for number, pairs in enumerate(parts):
-        paths.append(folder / f"{number:05d}.safetensors")
-        write_shard(paths[-1], pairs, 100)
-    return paths
-
-
-small = st.lists(st.integers(4, 99), max_size=6)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.lists(st.tuples(small, small), max_size=6), min_size=1, max_size=4), st.data())
-def test_shards_are_one_text(
-    tmp_path_factory: pytest.TempPathFactory, parts: Any, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("shards")
-    pairs = [pair for part in parts for pair in part]
-    paths = write_all(folder, parts)
-    if not pairs:
-        assert "no pair" in message(lambda: ShardedText(paths))
-        return
-    text = ShardedText(paths, check=True)
-    assert len(text) == len(pairs)
-    assert plain(text) == pairs
-    assert text.lengths().tolist() == [[len(s) + 1, len(t) + 1] for s, t in pairs]
-    numbers = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=5))
-    ours = text.batch(numbers)
-    expected = make_batch([pairs[i][0] for i in numbers], [pairs[i][1] for i in numbers])
-    for name in ("src", "src_mask", "tgt", "tgt_y", "tgt_mask"):
-        assert torch.equal(getattr(ours, name), getattr(expected, name))
-    assert ours.ntokens == expected.ntokens
-
-
-# ------------------------------------------------------------------------- batches
-
-length_pairs = st.lists(st.tuples(*[st.integers(1, 30)] * 2), max_size=200)
-
-
-@given(length_pairs, st.integers(30, 300), st.integers(1, 5), st.integers(0, 3))
-def test_batches_hold_each_pair_once_and_keep_the_budget(
-    pairs: list[tuple[int, int]], budget: int, pool: int, epoch: int
-) -> None:
-    lengths = np.array(pairs, dtype=np.uint16).reshape(-1, 2)
-    batches = pooled_batches(lengths, budget, pool=pool, epoch=epoch)
-    assert sorted(i for batch in batches for i in batch.tolist()) == list(range(len(pairs)))
-    for batch in batches:
-        assert len(batch) * int(lengths[batch].max()) <= budget
-    again = pooled_batches(lengths, budget, pool=pool, epoch=epoch)
-    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in again]
-
-
-@given(length_pairs, st.integers(30, 300))
-def test_sorted_batches_are_those_of_the_lists(pairs: list[tuple[int, int]], budget: int) -> None:
-    lengths = np.array(pairs, dtype=np.uint16).reshape(-1, 2)
-    ours = [batch.tolist() for batch in pooled_batches(lengths, budget, shuffle=False)]
-    assert ours == token_batches(pairs, budget, shuffle=False)
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    lengths = np.random.default_rng(0).integers(1, 40, (3000, 2))
-    orders = [
-        np.concatenate(pooled_batches(lengths, 400, seed=seed, epoch=epoch)).tolist()
-        for seed, epoch in ((0, 0), (0, 1), (1, 0))
-    ]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-    places = np.argsort(orders[0])  # anywhere, not near where it was
-    assert abs(np.corrcoef(places, np.arange(3000))[0, 1]) < 0.1
-
-
-def test_padding_is_about_that_of_the_lists() -> None:
-    lengths = np.random.default_rng(0).integers(1, 40, (5000, 2))
-
-    def padding(batches: Sequence[Sequence[int]]) -> float:
-        return sum(len(b) * int(lengths[list(b)].max(axis=0).sum()) for b in batches)
-
-    plain = padding(token_batches([(a, b) for a, b in lengths.tolist()], 500, pool=20))
-    ours = padding([b.tolist() for b in pooled_batches(lengths, 500, pool=20)])
-    assert abs(ours / plain - 1) < 0.01
-
-
-def test_a_pair_that_fits_no_batch_is_named() -> None:
-    with pytest.raises(ValueError, match="pair 2 has 9 tokens, more than the 8"):
-        pooled_batches(np.array([[1, 1], [2, 9]]), 8)
-
-
-# -------------------------------------------------------------------------- pieces
+# ---------------------------------------------------------------------------- text
 
 line = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))
 
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(line, line), max_size=25))
-def test_pieces_give_back_what_was_written(
+def test_text_gives_back_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]
 ) -> None:
-    folder = tmp_path_factory.mktemp("pieces")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "SHARD", 7)
-        write_pieces(pairs, folder, "train")
-    pieces = sorted(folder.glob("*.txt"))
-    assert len(pieces) == -(-len(pairs) // 7)
-    assert [pair for piece in pieces for pair in read_piece(piece)] == pairs
+    folder = tmp_path_factory.mktemp("text")
+    write_text(pairs, folder, "train", 7)
+    paths = sorted(folder.glob("*.txt"))
+    assert len(paths) == -(-len(pairs) // 7)
+    assert [pair for path in paths for pair in read_text(path)] == pairs
 
 
-@pytest.mark.parametrize("most", [1, 2, 5, 9, 24, 25, 26])
-def test_a_sample_is_taken_at_equal_distances(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    monkeypatch.setattr(shards, "SHARD", 7)
-    pairs = [(f"s{n}", f"t{n}") for n in range(25)]
-    write_pieces(pairs, tmp_path, "train")
-    pieces, counts = sorted(tmp_path.glob("*.txt")), [7, 7, 7, 4]
-    step = max(1, -(-len(pairs) // most))
-    taken = list(sample_pieces(pieces, counts, most))
-    assert taken == [side for pair in pairs[::step] for side in pair]
-    assert len(taken) <= 2 * most
+@pytest.mark.parametrize("step", [1, 2, 3, 8, 25])
+def test_subwords_are_learned_from_pairs_at_equal_distances(tmp_path: Path, step: int) -> None:
+    pairs = [(f"{a}{b} ab", f"{b}{a} ba") for a in "abcde" for b in "vwxyz"]
+    write_text(pairs, tmp_path, "train", 7)
+    write_text([("valid " * 9, "text " * 9)], tmp_path, "val", 7)
+    learn_subwords(tmp_path, tmp_path / "learned.json", 262, step=step)
+    taken = [side for pair in pairs[::step] for side in pair]
+    expected = BPETokenizer.train(taken, 262)
+    assert load_tokenizer(tmp_path / "learned.json").to_json() == expected.to_json()
 
 
 def test_long_pairs_are_dropped_and_counted(tmp_path: Path) -> None:
     tokenizer = BPETokenizer([])
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
-    write_pieces([("ab", "c"), ("abcd", "c"), ("abc", "abc"), ("", "ok")], tmp_path, "x")
+    write_text([("ab", "c"), ("abcd", "c"), ("abc", "abc"), ("", "ok")], tmp_path, "x", 9)
     out = tmp_path / "shard"
-    encode_piece(tmp_path / "x-00000.txt", out, tmp_path / "tokenizer.json", 5)
-    assert plain(Shard(out)) == [
+    encode_shard(tmp_path / "x-00000.txt", out, tmp_path / "tokenizer.json", 5)
+    assert plain(Shard.open(out)) == [
         (tokenizer.encode(a), tokenizer.encode(b))
         for a, b in (("ab", "c"), ("abc", "abc"), ("", "ok"))
     ]
-    assert Shard(out).data["long"] == 1
-    assert Shard(out).data["first_long"] == 2
-    assert max(len(side) for pair in plain(Shard(out)) for side in pair) == 4
+    assert Shard.open(out).header["long"] == 1
+    assert Shard.open(out).header["first_long"] == 2
+    assert max(len(side) for pair in plain(Shard.open(out)) for side in pair) == 4
 
 
 def die() -> None:
@@ -284,8 +121,7 @@ def write(folder: Path, split: str, pairs: Sequence[tuple[str, str]]) -> tuple[P
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Path, Path]]]:
-    monkeypatch.setattr(shards, "SHARD", 64)
+def files(tmp_path: Path) -> dict[str, list[tuple[Path, Path]]]:
     return {
         "train": [write(tmp_path, "train", list(CORPUS))],
         "val": [write(tmp_path, "val", list(VALID))],
@@ -294,7 +130,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tup
 
 def run(folder: Path, files: Any, options: Preparation = OPTIONS, workers: int = 1) -> list[str]:
     said: list[str] = []
-    prepare(folder, files, options, workers=workers, say=said.append)
+    prepare(folder, files, options, workers=workers, shard_size=64, log=said.append)
     return said
 
 
@@ -309,15 +145,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_prepared_corpus_holds_the_corpus(tmp_path: Path, files: Any) -> None:
     run(tmp_path / "out", files)
     found = Prepared(tmp_path / "out")
-    text = found.text("train", check=True)
+    text = found.tokens("train", verify=True)
     decode = found.tokenizer.decode
     assert [(decode(s), decode(t)) for s, t in plain(text)] == list(CORPUS)
-    assert len(text.shards) == 5
-    assert list(found.lines("val")) == list(VALID)
-    assert len(found.text("val")) == len(VALID)
+    assert len(text.parts) == 5
+    assert list(found.text("val")) == list(VALID)
+    assert len(found.tokens("val")) == len(VALID)
     assert found.languages == ("de", "en")
     assert dict(found.checksums).keys() == {"train.de", "train.en", "prepared.json"}
-    assert "no split 'test'" in message(lambda: found.text("test"))
+    assert "no split 'test'" in message(lambda: found.tokens("test"))
     assert not (tmp_path / "out" / "text").exists()
 
 
@@ -338,7 +174,7 @@ def test_lower_case_prepares_what_the_text_in_lower_case_would_give(
     run(tmp_path / "lower", files)
     found, expected = Prepared(tmp_path / "out"), Prepared(tmp_path / "lower")
     for split in ("train", "val"):
-        assert plain(found.text(split)) == plain(expected.text(split))
+        assert plain(found.tokens(split)) == plain(expected.tokens(split))
     assert found.tokenizer.encode("MANN") == expected.tokenizer.encode("mann")
 
 
@@ -381,7 +217,7 @@ def test_stopped_at_any_write_it_goes_on(
 ) -> None:
     """Each atomic write is the last of some process; those after it go on to the same end."""
     run(tmp_path / "whole", files)
-    real, left = shards.write_atomically, [0]
+    real, left = encode.write_atomically, [0]
 
     def counting(path: str | Path, data: bytes) -> None:
         if not left[0]:
@@ -394,8 +230,8 @@ def test_stopped_at_any_write_it_goes_on(
 
         def __init__(self, *_: object) -> None: ...
 
-        def submit(self, work: Callable[..., None], *arguments: object) -> Any:
-            work(*arguments)
+        def submit(self, work: Callable[..., None], *arguments: object, **named: object) -> Any:
+            work(*arguments, **named)
             from concurrent.futures import Future
 
             future: Future[None] = Future()
@@ -404,8 +240,9 @@ def test_stopped_at_any_write_it_goes_on(
 
         def shutdown(self, **_: object) -> None: ...
 
-    monkeypatch.setattr(shards, "write_atomically", counting)
-    monkeypatch.setattr(shards, "ProcessPoolExecutor", Inline)
+    for module in (preparing, encode, shards):
+        monkeypatch.setattr(module, "write_atomically", counting)
+    monkeypatch.setattr(encode, "ProcessPoolExecutor", Inline)
     stops = 0
     for writes in (1, 1, 3, 2, 6, 1, 4, 1, 1, 1, 1, 1, 1):
         left[0] = writes
@@ -427,8 +264,8 @@ def test_shards_that_are_there_are_kept(tmp_path: Path, files: Any) -> None:
     whole = contents(out)
     # As if killed in the third step: text and vocabulary are there, two shards are not.
     (tmp_path / "text").mkdir()
-    write_pieces(CORPUS, tmp_path / "text", "train")
-    write_pieces(VALID, tmp_path / "text", "val")
+    write_text(CORPUS, tmp_path / "text", "train", 64)
+    write_text(VALID, tmp_path / "text", "val", 64)
     reports = json.loads((out / "prepared.json").read_text())["reports"]
     (tmp_path / "text" / "reports.json").write_text(json.dumps(reports))
     os.rename(tmp_path / "text", out / "text")
@@ -438,7 +275,7 @@ def test_shards_that_are_there_are_kept(tmp_path: Path, files: Any) -> None:
     (out / "shards" / ".train-00001.safetensors.1.part").write_bytes(b"half")
     kept = out / "shards" / "train-00000.safetensors"
     before = kept.stat().st_mtime_ns
-    assert run(out, files) == ["encoding 2 pieces"]
+    assert run(out, files) == ["encoding 2 shards"]
     assert kept.stat().st_mtime_ns == before
     assert contents(out) == whole
 
@@ -479,10 +316,12 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     assert not any(map(alive, workers))
     process.stderr.close()
     assert not (tmp_path / "out" / "prepared.json").exists()
-    said = run(tmp_path / "out", {"train": [train], "val": [val]}, Preparation(vocabulary=700))
+    said: list[str] = []
+    files, options = {"train": [train], "val": [val]}, Preparation(vocabulary=700)
+    prepare(tmp_path / "out", files, options, workers=1, log=said.append)
     assert not any("pairs kept" in text for text in said)  # cleaned already
     found = Prepared(tmp_path / "out")
-    assert [found.tokenizer.decode(s) for s, _ in plain(found.text())] == [a for a, _ in pairs]
+    assert [found.tokenizer.decode(s) for s, _ in plain(found.tokens())] == [a for a, _ in pairs]
 
 
 @pytest.mark.parametrize("change", ["options", "sources"])
@@ -506,14 +345,14 @@ def test_killed_while_it_begins_again(
         raise Stop
 
     def delete_half(folder: Path, **_: object) -> None:
-        for piece in folder.glob("train-*"):
-            piece.unlink()
+        for path in folder.glob("train-*"):
+            path.unlink()
         raise Stop
 
     run(tmp_path / "whole", files)
     for options, place, fault in (
-        (OPTIONS, (shards, "_encode_all"), stop),
-        (Preparation(vocabulary=401), (shards.shutil, "rmtree"), delete_half),
+        (OPTIONS, (preparing._Job, "encode"), stop),
+        (Preparation(vocabulary=401), (preparing.shutil, "rmtree"), delete_half),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(*place, fault)
@@ -554,7 +393,7 @@ def test_several_texts_are_one(tmp_path: Path, files: Any) -> None:
     files["train"].append(more)
     said = run(tmp_path / "out", files)
     assert "  5 dropped (1.63%), duplicate, first more.de, line 1" in said
-    assert len(Prepared(tmp_path / "out").text()) == 301
+    assert len(Prepared(tmp_path / "out").tokens()) == 301
 
 
 def test_sentences_of_the_test_in_the_training_text_are_reported(
@@ -565,52 +404,7 @@ def test_sentences_of_the_test_in_the_training_text_are_reported(
     said = "\n".join(run(tmp_path / "out", files))
     assert "2 different source sentences of val" in said
     assert f"the first in its line {len(VALID) + 1}" in said
-    assert len(Prepared(tmp_path / "out").text()) == len(CORPUS)
-
-
-lines_of_few = st.sampled_from(["a", "a ", "b", "c", "d", "", " "])
-small_text = st.lists(st.tuples(lines_of_few, lines_of_few), max_size=5)
-
-
-@given(st.fixed_dictionaries({"train": small_text, "val": small_text, "test": small_text}))
-def test_every_two_splits_are_compared_in_both_languages(
-    splits: dict[str, list[tuple[str, str]]],
-) -> None:
-    def lines(split: str, side: int) -> list[str]:
-        return [pair[side].strip() for pair in splits[split]]
-
-    expected = []
-    for split, other in (("val", "train"), ("test", "train"), ("test", "val")):
-        parts = []
-        for side, name in enumerate(("source", "target")):
-            own = lines(split, side)
-            if shared := {line for line in own if line} & set(lines(other, side)):
-                place = "the training text" if other == "train" else other
-                parts.append(
-                    f"{len(shared)} different {name} sentences of {split} stand in {place} too, "
-                    f"the first in its line {min(map(own.index, shared)) + 1}"
-                )
-        if parts:
-            expected.append(("train" if other == "train" else split, "; ".join(parts)))
-    held = {
-        split: replace(
-            VALID,
-            source=tuple(a for a, _ in splits[split]),
-            target=tuple(b for _, b in splits[split]),
-        )
-        for split in ("val", "test")
-    }
-    overlap = Overlap(held)
-    assert list(overlap.watch(splits["train"])) == splits["train"]
-    assert list(overlap.notes()) == expected
-
-
-def test_of_the_training_text_nothing_is_kept() -> None:
-    overlap = Overlap({"val": VALID})
-    before = len(pickle.dumps(overlap.__dict__))
-    new = ((f"neu {n}", f"new {n}") for n in range(25_000))
-    assert sum(1 for _ in overlap.watch(new)) == 25_000
-    assert len(pickle.dumps(overlap.__dict__)) == before
+    assert len(Prepared(tmp_path / "out").tokens()) == len(CORPUS)
 
 
 def test_what_two_texts_for_evaluation_share_is_reported(tmp_path: Path, files: Any) -> None:
@@ -640,14 +434,14 @@ def test_a_text_for_evaluation_that_drifts(tmp_path: Path, files: Any) -> None:
     (noted,) = (line for line in run(tmp_path / "out", files, options) if "line n-1" in line)
     found = Prepared(tmp_path / "out")
     assert noted == f"val: {found.reports['val']['notes'][0]}"
-    assert list(found.lines("val")) == pairs
+    assert list(found.text("val")) == pairs
 
 
 def test_evaluation_keeps_every_line(tmp_path: Path, files: Any) -> None:
     pairs = [("", "blank"), ("a", "A"), ("a", "A")]
     write(tmp_path, "val", pairs)
     run(tmp_path / "out", files)
-    assert list(Prepared(tmp_path / "out").lines("val")) == pairs
+    assert list(Prepared(tmp_path / "out").text("val")) == pairs
 
 
 def test_what_is_too_long_for_the_shards_is_said(tmp_path: Path, files: Any) -> None:
@@ -675,10 +469,10 @@ def test_what_is_too_long_for_the_shards_is_said(tmp_path: Path, files: Any) -> 
     ]
     for split, lost in places.items():
         report = found.reports[split]
-        assert report["kept"] == len(found.text(split)) == len(sides[split]) - len(lost)
+        assert report["kept"] == len(found.tokens(split)) == len(sides[split]) - len(lost)
         assert report["dropped"] == {"more than 60 tokens": len(lost)}
         assert report["first"]["more than 60 tokens"].startswith(f"{split}, pair {lost[0]} ")
-    assert len(found.lines("val")) == len(val)  # what is scored keeps every line
+    assert len(found.text("val")) == len(val)  # what is scored keeps every line
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -692,8 +486,8 @@ def test_a_split_without_pairs_is_named_with_the_option(
     text = message(lambda: run(tmp_path / "out", files, short))
     assert text == f"{split}: no pair is left, all 300 have more than 30 tokens; raise --max-len"
     said = run(tmp_path / "out", files, replace(short, max_len=256))
-    assert "begins again, with other options" in said[0]
-    assert len(Prepared(tmp_path / "out").text(split)) == 300
+    assert "starts over, with other options" in said[0]
+    assert len(Prepared(tmp_path / "out").tokens(split)) == 300
 
 
 def test_what_cannot_be_prepared(tmp_path: Path, files: Any) -> None:
@@ -711,18 +505,18 @@ def test_what_cannot_be_prepared(tmp_path: Path, files: Any) -> None:
     )
     for folder in ("2", "4"):  # put right, it begins again
         said = run(tmp_path / folder, files)
-        assert "begins again, with other" in said[0]
-        assert len(Prepared(tmp_path / folder).text()) == 300
+        assert "starts over, with other" in said[0]
+        assert len(Prepared(tmp_path / folder).tokens()) == 300
     assert "no such file" in message(
         lambda: run(tmp_path / "5", {"train": [(tmp_path / "none", train[1])]})
     )
 
 
-pieces_of_paths = st.lists(st.sampled_from(["..", "/", "a", "en", ".", "-", "\\"]), max_size=6)
+parts_of_paths = st.lists(st.sampled_from(["..", "/", "a", "en", ".", "-", "\\"]), max_size=6)
 
 
 @settings(max_examples=60)
-@given(pieces_of_paths.map("".join).filter(lambda code: not code.isalpha()))
+@given(parts_of_paths.map("".join).filter(lambda code: not code.isalpha()))
 def test_no_pair_of_languages_leads_out_of_the_folder(
     tmp_path_factory: pytest.TempPathFactory, code: str
 ) -> None:
@@ -744,7 +538,6 @@ def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
         (Preparation(vocabulary=10), f"--vocabulary 10: must be at least {smallest}"),
         (Preparation(vocabulary=smallest - 1), "--vocabulary"),
         (Preparation(max_len=1), "--max-len 1"),
-        (Preparation(max_len=65_536), "at most 65535"),
     ):
         assert words in message(lambda options=options: run(tmp_path / "out", nowhere, options))
     assert list(tmp_path.iterdir()) == []
@@ -803,7 +596,7 @@ def test_both_commands_read_a_file_alike(
     run(tmp_path / "out", files)
     found = Prepared(tmp_path / "out")
     decode = found.tokenizer.decode
-    ours = [(decode(s), decode(t)) for s, t in plain(found.text())]
+    ours = [(decode(s), decode(t)) for s, t in plain(found.tokens())]
     assert ours == list(CORPUS)[:200] == list(read_parallel(*paths))
     assert found.reports["train"]["pairs"] == 200
 
@@ -820,24 +613,6 @@ def test_a_report_says_that_lines_are_not_those_of_the_file(tmp_path: Path, file
     files["train"] = [(source, target)]
     said = run(tmp_path / "out", files)
     assert said[1].endswith("blank, first train.tags.de-en.de (without tags), line 101")
-
-
-def test_remarks_on_texts_in_memory() -> None:
-    train = load_corpus("grammar", size=1000)
-    assert list(remarks(train, {"val": VALID})) == []
-    drifted = replace(
-        train,
-        source=train.source[:-1],
-        target=train.target[:500] + train.target[501:],
-        checksums=(("a.de", ""), ("a.en", "")),
-        blank=(3, 4, 990),
-    )
-    drift, both = remarks(drifted, {"val": VALID, "test": train.head(1)})
-    assert drift.startswith("a.de, line 50")
-    assert int(drift.split("line ")[1].split(":")[0]) in range(496, 514)
-    assert "by line n-1 of a.en" in drift
-    assert both.startswith("1 different source sentences of test stand in the training text")
-    assert next(remarks(train, {"val": drifted})) == drift
 
 
 @pytest.mark.parametrize("name", ["prepared.json", "tokenizer.json"])
@@ -864,7 +639,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, files: An
     assert text.startswith(f"{path}: cannot be read")
     assert text.endswith("prepare the corpus again")
     path.write_bytes(own)
-    assert len(Prepared(tmp_path / "out").text()) == len(CORPUS)
+    assert len(Prepared(tmp_path / "out").tokens()) == len(CORPUS)
 
 
 def test_a_folder_of_an_older_format_is_to_be_prepared_again(tmp_path: Path, files: Any) -> None:
@@ -884,18 +659,18 @@ def test_a_folder_of_an_older_format_is_to_be_prepared_again(tmp_path: Path, fil
 def test_a_shard_of_another_corpus(tmp_path: Path, files: Any) -> None:
     run(tmp_path / "out", files)
     write_shard(tmp_path / "out" / "shards" / "train-00001.safetensors", [([5], [6])], 400)
-    assert "another corpus" in message(lambda: Prepared(tmp_path / "out").text())
+    assert "another corpus" in message(lambda: Prepared(tmp_path / "out").tokens())
 
 
 def test_two_processes_do_not_prepare_one_folder(tmp_path: Path) -> None:
-    with shards._alone(tmp_path / "p"):
+    with preparing._lock(tmp_path / "p"):
         code = (
             "import sys; from pathlib import Path;"
-            "from annotated_transformer.translation import shards\n"
-            "with shards._alone(Path(sys.argv[1])): pass"
+            "from annotated_transformer.data import prepare\n"
+            "with prepare._lock(Path(sys.argv[1])): pass"
         )
         words = [sys.executable, "-c", code, str(tmp_path / "p")]
         second = subprocess.run(words, capture_output=True, text=True, check=False)
         assert "another process prepares it" in second.stderr
-    with shards._alone(tmp_path / "p"):
+    with preparing._lock(tmp_path / "p"):
         pass
