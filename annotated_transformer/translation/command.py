@@ -246,7 +246,7 @@ def pace(run: Trainer) -> str:
     state, updates = run.state, run.options.optim.updates
     seconds = max(state.update_seconds, 1e-9)
     each = seconds / max(1, state.updates)
-    rate = f", {describe_rate(state.flops / seconds, run.peak)}" if state.flops else ""
+    rate = f", {describe_rate(state.flops / seconds, run.learner.peak)}" if state.flops else ""
     return (
         f"{state.updates} updates of {each:.2f} seconds, {state.tokens / seconds:.0f} target "
         f"tokens a second{rate}; {updates} take {timedelta(seconds=round(each * updates))}"

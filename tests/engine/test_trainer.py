@@ -24,7 +24,7 @@ from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.data.files import FileError
 from annotated_transformer.data.prepare import prepare
 from annotated_transformer.data.prepared import Preparation, Prepared
-from annotated_transformer.engine import checkpointer, learner, texts, trainer
+from annotated_transformer.engine import checkpointer, learner, texts, trainer, updater
 from annotated_transformer.engine.checkpointer import (
     SaveClock,
     checkpoint_paths,
@@ -53,7 +53,6 @@ from annotated_transformer.engine.replay import replay
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import updates_to_come
 from annotated_transformer.engine.trainer import Trainer
-from annotated_transformer.training.batches import token_batches
 from annotated_transformer.training.loop import NonFiniteError, evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
 from tests.engine.small import OPTIONS, TEXTS, bits_of
@@ -92,10 +91,11 @@ def test_the_position_in_a_prepared_text_is_saved(
     run = Trainer(SHARDED, tmp_path / "b", prepared)
     assert run.state.epoch > 0  # not by going through all that was before
     asked: list[int] = []
+    order = vars(texts)["token_batches"]
 
     def watched(*arguments: Any, **named: Any) -> Any:
         asked.append(named["epoch"])
-        return token_batches(*arguments, **named)
+        return order(*arguments, **named)
 
     monkeypatch.setattr(texts, "token_batches", watched)
     assert run.train(progress=False)
@@ -105,12 +105,12 @@ def test_the_position_in_a_prepared_text_is_saved(
 
 def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Path) -> None:
     run = Trainer(SHARDED.replace(updates=8), tmp_path, prepared)
-    start = run.measure().loss
+    start = measured(run)
     assert start == pytest.approx(
-        Trainer(OPTIONS.replace(updates=8), tmp_path / "t", TEXTS).measure().loss
+        measured(Trainer(OPTIONS.replace(updates=8), tmp_path / "t", TEXTS))
     )
     assert run.train(progress=False)
-    assert run.measure().loss < start
+    assert measured(run) < start
     assert load_system(tmp_path).fingerprint == run.system.fingerprint
 
 
@@ -140,6 +140,11 @@ def test_a_training_leaves_a_system(straight: Trainer, system: System) -> None:
 def log_of(folder: Path) -> list[dict[str, float]]:
     """Return the lines of a log that tell of updates."""
     return [row for row in read_journal(folder / "log.jsonl") if "loss" in row]
+
+
+def measured(run: Trainer) -> float:
+    """Return the validation loss of what is trained."""
+    return run.validator.measure(run.learner.replica).loss
 
 
 def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
@@ -226,8 +231,12 @@ def test_the_average_is_that_of_the_last_snapshots(
         torch.testing.assert_close(parameter.detach(), mean.float(), rtol=0, atol=1e-7)
     valid = run.validator
     exact = evaluate(averaged.model, map(valid.batch, valid.order())).loss
-    assert run.average() == pytest.approx(header["valid_loss"]) == pytest.approx(exact)
-    assert exact != pytest.approx(run.measure().loss, abs=1e-6)
+    assert (
+        run.validator.average(tmp_path)
+        == pytest.approx(header["valid_loss"])
+        == pytest.approx(exact)
+    )
+    assert exact != pytest.approx(measured(run), abs=1e-6)
 
 
 def test_the_better_weights_are_taken(tmp_path: Path) -> None:
@@ -496,7 +505,7 @@ def test_losses_that_are_no_number_are_left_out_but_not_forever(
     broken(run)
     with pytest.warns(UserWarning, match="left out"), pytest.raises(NonFiniteError):
         run.train(progress=False)
-    assert run.state.updates == trainer.MOST_SKIPPED - 1
+    assert run.state.updates == updater.MOST_SKIPPED - 1
 
 
 def test_the_log_adds_up(tmp_path: Path) -> None:
@@ -825,9 +834,9 @@ def test_float16_that_never_learned_is_not_called_finished(tmp_path: Path) -> No
 
 def test_overflows_that_end_are_forgotten(tmp_path: Path) -> None:
     run = Trainer(OPTIONS.replace(precision="float16", updates=30), tmp_path, TEXTS)
-    overflowing(run, 15 + trainer.MOST_SKIPPED - 1)
+    overflowing(run, 15 + updater.MOST_SKIPPED - 1)
     assert run.train(progress=False)
-    assert run.state.learned == 30 - 15 - trainer.MOST_SKIPPED + 1
+    assert run.state.learned == 30 - 15 - updater.MOST_SKIPPED + 1
     assert run.state.skipped == 0
 
 
