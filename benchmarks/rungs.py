@@ -28,11 +28,11 @@ from annotated_transformer.fast.packing import PackedMask
 from annotated_transformer.fast.products import choose_products, keep_large_blocks, limit_kernels
 from annotated_transformer.model import multi_head
 from annotated_transformer.model.architecture import EncoderDecoder, Generator, LayerNorm
+from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.multi_head import MultiHeadedAttention, split_heads
 from annotated_transformer.model.transformer import ModelConfig, build_model
 from annotated_transformer.notation import PAD
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
-from annotated_transformer.training.monitoring import batch_flops
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.training.regularization import smoothed_target
 from benchmarks.machine import counting
@@ -112,7 +112,7 @@ def needed_flops(work: Work) -> int:
     """Return the operations of all products in a pass without padding, by formula."""
     pairs = draw_pairs(work)
     lengths = [len(s) + 1 for s, _ in pairs], [len(t) + 1 for _, t in pairs]
-    return batch_flops(work.config, work.vocabulary, *lengths)
+    return training_flops(work.config, work.vocabulary, *lengths)
 
 
 # --- a training step ------------------------------------------------------------------------

@@ -10,6 +10,9 @@ piece of its code, and sees the tagged cell complain::
             "model/attention", "3.2a", "/ math.sqrt(query.size(-1))", "/ query.size(-1)"
         )
 
+With ``module="model/attention"`` the code that is broken stands in that module instead, which the
+chapter imports.
+
 Only the cells that the tagged ones depend on are run, those without their own assertions, so that
 no other check of the chapter fails first. A cell that needs a certain random state must set it
 itself, or take numbers from a cell whose names it uses. Figures are not drawn: ``show`` and
@@ -22,6 +25,8 @@ import ast
 import builtins
 import codeop
 import functools
+import importlib
+import inspect
 import sys
 import types
 import unittest.mock
@@ -207,8 +212,54 @@ def _sandbox(name: str) -> Iterator[dict[str, Any]]:
             torch.set_num_threads(threads)
 
 
+def _functions(module: types.ModuleType) -> dict[str, types.FunctionType]:
+    """Return the functions that a module defines, and the methods of its classes, by name."""
+    own = [(name, x) for name, x in vars(module).items() if _home(x) == module.__name__]
+    for kind, value in list(own):
+        if isinstance(value, type):
+            own += [(f"{kind}.{name}", x) for name, x in vars(value).items()]
+    plain = ((name, getattr(x, "fget", None) or getattr(x, "__func__", x)) for name, x in own)
+    return {name: inspect.unwrap(x) for name, x in plain if isinstance(x, types.FunctionType)}
+
+
+def _home(x: object) -> object:
+    return getattr(x, "__module__", None)
+
+
+@contextmanager
+def broken(module: str, old: str, new: str) -> Iterator[None]:
+    """Let a module of the package, such as ``"model/attention"``, run other code for a while.
+
+    Its functions and classes stay the objects that they are, with other code inside, so whoever
+    imported them gets the broken ones.
+    """
+    real = importlib.import_module(f"annotated_transformer.{module.replace('/', '.')}")
+    source = Path(str(real.__file__)).read_text(encoding="utf-8")
+    count = source.count(old)
+    assert count == 1, f"{old!r} occurs {count} times in {module}"
+    variant = types.ModuleType(real.__name__)
+    exec(compile(source.replace(old, new), str(real.__file__), "exec"), variant.__dict__)
+    replaced, kept = _functions(variant), []
+    for name, function in _functions(real).items():
+        kept.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
+        other = replaced[name]
+        function.__code__, function.__defaults__ = other.__code__, other.__defaults__
+        function.__kwdefaults__ = other.__kwdefaults__
+    try:
+        yield
+    finally:
+        for function, code, defaults, named in kept:
+            function.__code__, function.__defaults__ = code, defaults
+            function.__kwdefaults__ = named
+
+
 def run_claim(
-    chapter: str, claim: str, replace: tuple[str, str] | None = None, *, whole: bool = False
+    chapter: str,
+    claim: str,
+    replace: tuple[str, str] | None = None,
+    *,
+    whole: bool = False,
+    module: str | None = None,
 ) -> dict[str, Any]:
     """Run the cells that check a claim, and what they depend on.
 
@@ -217,6 +268,7 @@ def run_claim(
         claim: Number of the claim, such as ``"3.2a"``.
         replace: Old and new text; the old text must occur once in the cells that are run.
         whole: Run every cell up to the last tagged one, and not only those needed.
+        module: Replace in this module of the package instead.
 
     Returns:
         The names that the cells defined.
@@ -224,6 +276,9 @@ def run_claim(
     Raises:
         CellError: A cell failed.
     """
+    if module is not None and replace is not None:
+        with broken(module, *replace):
+            return run_claim(chapter, claim, whole=whole)
     every = cells(chapter)
     chosen = needed(every, claim)
     if whole:
@@ -249,7 +304,13 @@ def _passes(chapter: str, claim: str, whole: bool) -> None:
 
 
 def assert_claim_can_fail(
-    chapter: str, claim: str, old: str, new: str, *, whole: bool = False
+    chapter: str,
+    claim: str,
+    old: str,
+    new: str,
+    *,
+    whole: bool = False,
+    module: str | None = None,
 ) -> None:
     """Assert that a claim holds in its chapter, and is refuted when the code is broken.
 
@@ -259,6 +320,7 @@ def assert_claim_can_fail(
         old: Text of the chapter's code, which occurs once.
         new: What breaks it.
         whole: Run every cell up to the tagged ones, and not only those needed.
+        module: The old text stands in this module of the package, which the chapter imports.
 
     Raises:
         AssertionError: The unbroken check fails, or the broken one passes or ends otherwise
@@ -270,7 +332,7 @@ def assert_claim_can_fail(
         raise AssertionError(f"claim {claim} fails unbroken: {error}") from error
     refuted: CellError | None = None
     try:
-        run_claim(chapter, claim, (old, new), whole=whole)
+        run_claim(chapter, claim, (old, new), whole=whole, module=module)
     except CellError as error:
         refuted = error
     assert refuted is not None, f"claim {claim} does not notice {old!r} -> {new!r}"

@@ -97,6 +97,8 @@ def test_heatmap_rows_are_rows():
     assert texts(axes.get_xticklabels()) == COLUMNS
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("query", "key")
     assert axes.get_title() == "head 1"
+    assert axes.yaxis_inverted()  # the first row on top
+    assert not any(spine.get_visible() for spine in axes.spines.values())
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, "gradient", "bfloat16"])

@@ -1,1 +1,1 @@
-"""Text: a grammar of our own, corpora from files and the network, and what is larger than memory."""
+"""Text: our grammar, corpora from files and the network, and what is larger than memory."""

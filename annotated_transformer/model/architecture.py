@@ -1,60 +1,47 @@
+# Written from book/model/architecture.md: edit the chapter instead.
 """Figure 1, from the outside in: encoder, decoder, layers, residuals, normalisation (§3, §3.1)."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Mask: TypeAlias = Tensor | None  # boolean, true = may attend; none: to everything
 Norm = Literal["post", "pre"]
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder, a decoder, and what leads into and out of them (§3).
-
-    Args:
-        encoder: Maps embedded source tokens and their mask to the memory.
-        decoder: Maps embedded target tokens, memory and both masks to its output.
-        src_embed: Maps source tokens ``(batch, m)`` to vectors ``(batch, m, d_model)``.
-        tgt_embed: Likewise for the target.
-        generator: Maps the decoder's output to log-probabilities of the next token.
-    """
+    """An encoder, a decoder, and what leads into and out of them (§3)."""
 
     config: Any = None  # the sizes, where build_model has built it
 
     def __init__(
         self,
-        encoder: nn.Module,
-        decoder: nn.Module,
-        src_embed: nn.Module,
-        tgt_embed: nn.Module,
-        generator: nn.Module,
+        encoder: nn.Module,  # of the embedded source and its mask: the memory
+        decoder: nn.Module,  # of the embedded target, the memory and both masks
+        src_embed: nn.Module,  # of tokens (batch, m): vectors (batch, m, d_model)
+        tgt_embed: nn.Module,  # of tokens (batch, n): vectors (batch, n, d_model)
+        generator: nn.Module,  # of the decoder's output: log-probabilities of the next token
     ) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.decoder = decoder
-        self.src_embed = src_embed
-        self.tgt_embed = tgt_embed
-        self.generator = generator
+        self.encoder, self.decoder = encoder, decoder
+        self.src_embed, self.tgt_embed, self.generator = src_embed, tgt_embed, generator
 
-    def forward(
-        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, src: Tensor, tgt: Tensor, src_mask: Mask, tgt_mask: Mask) -> Tensor:
         """Encode ``src (batch, m)``, decode ``tgt (batch, n)``: ``(batch, n, d_model)``."""
         return self.decode(self.encode(src, src_mask), src_mask, tgt, tgt_mask)
 
-    def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
-        """Return the memory ``(batch, m, d_model)`` of ``src``; ``src_mask`` is ``(batch, 1, m)``."""
+    def encode(self, src: Tensor, src_mask: Mask) -> Tensor:
+        """Encode ``src (batch, m)``, ``src_mask (batch, 1, m)``: ``(batch, m, d_model)``."""
         memory: Tensor = self.encoder(self.src_embed(src), src_mask)
         return memory
 
-    def decode(
-        self, memory: Tensor, src_mask: Tensor | None, tgt: Tensor, tgt_mask: Tensor | None
-    ) -> Tensor:
+    def decode(self, memory: Tensor, src_mask: Mask, tgt: Tensor, tgt_mask: Mask) -> Tensor:
         """Decode ``tgt (batch, n)``, ``tgt_mask (batch or 1, n, n)``: ``(batch, n, d_model)``."""
         x: Tensor = self.decoder(self.tgt_embed(tgt), memory, src_mask, tgt_mask)
         return x
@@ -86,7 +73,7 @@ class Encoder(nn.Module):
         # With the norm inside the residual branch, nothing has normalised the last sum.
         self.norm = LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
         """Pass ``x (batch, m, d_model)`` through all layers; same shape."""
         for layer in self.layers:
             x = layer(x, mask)
@@ -102,10 +89,8 @@ class Decoder(nn.Module):
         self.layers = clones(layer, N)
         self.norm = LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
 
-    def forward(
-        self, x: Tensor, memory: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
-    ) -> Tensor:
-        """Pass ``x (batch, n, d_model)`` through all layers, with ``memory (batch, m, d_model)``."""
+    def forward(self, x: Tensor, memory: Tensor, src_mask: Mask, tgt_mask: Mask) -> Tensor:
+        """Pass ``x (batch, n, d_model)`` through all layers; ``memory (batch, m, d_model)``."""
         for layer in self.layers:
             x = layer(x, memory, src_mask, tgt_mask)
         x = self.norm(x)
@@ -113,24 +98,16 @@ class Decoder(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then a feed-forward network (§3.1).
-
-    Args:
-        size: Width ``d_model``.
-        self_attn: Called with query, key, value and mask.
-        feed_forward: Called with one tensor.
-        dropout: Probability of dropping an element of a sub-layer's output.
-        norm: Where the layer normalisation stands; see :class:`SublayerConnection`.
-    """
+    """Self-attention, then a feed-forward network, each in a residual connection (§3.1)."""
 
     def __init__(
         self,
-        size: int,
-        self_attn: nn.Module,
-        feed_forward: nn.Module,
-        dropout: float,
+        size: int,  # d_model
+        self_attn: nn.Module,  # called with query, key, value and mask
+        feed_forward: nn.Module,  # called with one tensor
+        dropout: float,  # probability of dropping an element of a sub-layer's output
         *,
-        norm: Norm = "post",
+        norm: Norm = "post",  # as printed; "pre": see SublayerConnection
     ) -> None:
         super().__init__()
         self.self_attn = self_attn
@@ -138,7 +115,7 @@ class EncoderLayer(nn.Module):
         self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 2)
         self.size, self.norm = size, norm
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
         """Apply both sub-layers to ``x (batch, m, size)``; same shape."""
         x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, mask))
         x = self.sublayer[1](x, self.feed_forward)
@@ -146,26 +123,17 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention, attention to the memory, a feed-forward network (§3.1).
-
-    Args:
-        size: Width ``d_model``.
-        self_attn: Called with query, key, value and mask.
-        src_attn: Likewise; its keys and values are the memory.
-        feed_forward: Called with one tensor.
-        dropout: Probability of dropping an element of a sub-layer's output.
-        norm: Where the layer normalisation stands; see :class:`SublayerConnection`.
-    """
+    """Masked self-attention, attention to the memory, a feed-forward network (§3.1)."""
 
     def __init__(
         self,
-        size: int,
-        self_attn: nn.Module,
-        src_attn: nn.Module,
-        feed_forward: nn.Module,
-        dropout: float,
+        size: int,  # d_model
+        self_attn: nn.Module,  # called with query, key, value and mask
+        src_attn: nn.Module,  # likewise; its keys and values are the memory
+        feed_forward: nn.Module,  # called with one tensor
+        dropout: float,  # probability of dropping an element of a sub-layer's output
         *,
-        norm: Norm = "post",
+        norm: Norm = "post",  # as printed; "pre": see SublayerConnection
     ) -> None:
         super().__init__()
         self.self_attn = self_attn
@@ -174,9 +142,7 @@ class DecoderLayer(nn.Module):
         self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 3)
         self.size, self.norm = size, norm
 
-    def forward(
-        self, x: Tensor, memory: Tensor, src_mask: Tensor | None, tgt_mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, src_mask: Mask, tgt_mask: Mask) -> Tensor:
         """Apply the three sub-layers to ``x (batch, n, size)``; same shape."""
         x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, tgt_mask))
         x = self.sublayer[1](x, lambda x: self.src_attn(x, memory, memory, src_mask))

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import ModelConfig
 
 
 class SelfAttention(nn.Module):
@@ -160,30 +161,20 @@ def windowed_attention(
     *,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Attend to the ``r`` positions around each query, without an ``n`` by ``n`` matrix.
+    """Attend to the ``r`` positions around each query, without an ``n`` by ``n`` matrix (§4).
 
-    Equal to ``attention(query, key, value, mask & neighbourhood_mask(n, r))[0]``, section 4.
-
-    Args:
-        query: Shape ``(..., n, d_k)``.
-        key: As ``query``.
-        value: Shape ``(..., n, d_v)``.
-        r: Positions of a neighbourhood, an odd number.
-        block: Queries that share a window of ``r + block - 1`` keys; ``r // 2`` unless given.
-        mask: Keys that may be seen, such as those that are no padding, the same for all queries:
-            boolean, broadcasts to ``(..., 1, n)``.
-
-    Returns:
-        Shape ``(..., n, d_v)``; zeros where a query may see nothing.
+    Equal to ``attention(query, key, value, mask & neighbourhood_mask(n, r))[0]``: ``query`` and
+    ``key (..., n, d_k)``, ``value (..., n, d_v)`` and the result ``(..., n, d_v)``, zeros where a
+    query may see nothing. ``block`` queries share a window of ``r + block - 1`` keys. ``mask``
+    says which keys may be seen by all queries, ``(..., 1, n)``.
 
     Raises:
         ValueError: ``r`` is even.
     """
     check_odd("r", r)
     reach, n, b = r // 2, query.size(-2), block or max(1, r // 2)
-    blocks = -(-n // b)
-    lacking = blocks * b - n  # the last block is filled up
-    q = F.pad(query, (0, 0, 0, lacking)).unflatten(-2, (blocks, b))  # (..., blocks, b, d_k)
+    lacking = -n % b  # the last block is filled up
+    q = F.pad(query, (0, 0, 0, lacking)).unflatten(-2, (-1, b))  # (..., blocks, b, d_k)
     k, v = (
         F.pad(x, (0, 0, reach, reach + lacking)).unfold(-2, b + 2 * reach, b).transpose(-2, -1)
         for x in (key, value)
@@ -192,8 +183,7 @@ def windowed_attention(
     if mask is not None:
         ends = (reach, reach + lacking)
         seen = seen & F.pad(mask, ends).unfold(-1, b + 2 * reach, b).transpose(-3, -2)
-    y = attention(q, k, v, seen)[0]
-    return y.flatten(-3, -2)[..., :n, :]
+    return attention(q, k, v, seen)[0].flatten(-3, -2)[..., :n, :]
 
 
 def _near(n: int, reach: int, b: int, device: torch.device) -> Tensor:
@@ -381,3 +371,33 @@ def saved_bytes(layer: Callable[..., Tensor], *inputs: Tensor) -> int:
     found = sum(size for address, size in sizes.items() if address not in weights)
     del y  # until here, no block was used again
     return found
+
+
+def training_flops(
+    config: ModelConfig, vocab: int, sources: Sequence[int], targets: Sequence[int]
+) -> int:
+    """Count the operations of all matrix products in a training step, forward and backward.
+
+    A causal mask is not subtracted, though it hides nearly half of the pairs; padding, and what is
+    computed a second time to save memory, is not counted.
+
+    Args:
+        config: Sizes of the model.
+        vocab: Tokens in the target vocabulary.
+        sources: Tokens of each source sentence, the end symbol included.
+        targets: Tokens to be predicted of each target sentence, likewise.
+
+    Returns:
+        Operations; a multiplication and an addition are two.
+
+    Raises:
+        ValueError: There are not as many sources as targets.
+    """
+    d, h = config.d_model, config.h
+    heads = h * (config.d_k or d // h) + h * (config.d_v or d // h)  # keys and values
+    pairs = sum(m * m + n * n + m * n for m, n in zip(sources, targets, strict=True))
+    # Self-attention has four projections. The attention between source and target has four as
+    # well: keys and values on the one side, queries and outputs on the other.
+    token = 2 * d * heads + d * heads + 2 * d * config.d_ff
+    layers = config.N * ((sum(sources) + sum(targets)) * token + pairs * heads)
+    return (layers + sum(targets) * d * vocab) * 2 * 3

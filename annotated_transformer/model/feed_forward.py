@@ -1,3 +1,4 @@
+# Written from book/model/feed_forward.md: edit the chapter instead.
 """The position-wise feed-forward network (§3.3)."""
 
 from torch import Tensor, nn

@@ -1,3 +1,4 @@
+# Written from book/model/transformer.md: edit the chapter instead.
 """The whole model: sizes, construction, first weights, parameter counts (§3, Table 3)."""
 
 from __future__ import annotations
@@ -18,11 +19,7 @@ from annotated_transformer.model.architecture import (
     Generator,
     Norm,
 )
-from annotated_transformer.model.embeddings import (
-    Embeddings,
-    LearnedPositions,
-    PositionalEncoding,
-)
+from annotated_transformer.model.embeddings import Embeddings, LearnedPositions, PositionalEncoding
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 
@@ -32,54 +29,25 @@ Tie = Literal["all", "target", "none"]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and variants of a model, named as in Table 3; the defaults are the paper's base.
+    """Sizes and variants of a model, named as in Table 3; the defaults are the paper's base."""
 
-    Attributes:
-        N: Layers in each stack.
-        d_model: Width of the layers.
-        d_ff: Width of the feed-forward networks.
-        h: Number of heads.
-        d_k: Width of a head's queries and keys; ``d_model / h`` unless given.
-        d_v: Width of a head's values; ``d_model / h`` unless given.
-        dropout: Probability of dropping an element where §5.4 places dropout.
-        attention_dropout: Probability of dropping an attention weight (not in the paper).
-        ff_dropout: Probability of dropping a hidden unit (not in the paper).
-        norm: ``"post"`` as printed, ``"pre"`` as in later code.
-        positions: ``"sinusoid"``, or ``"learned"`` as in Table 3, row (E).
-        max_len: Number of positions.
-        tie: Share the embedding matrix with the generator ``"all"`` three ways (§3.4), on the
-            ``"target"`` side alone, or ``"none"``.
-
-    Raises:
-        ValueError: A value cannot work; the message names it.
-    """
-
-    N: int = 6
-    d_model: int = 512
-    d_ff: int = 2048
-    h: int = 8
-    d_k: int | None = None
-    d_v: int | None = None
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    ff_dropout: float = 0.0
-    norm: Norm = "post"
-    positions: Positions = "sinusoid"
-    max_len: int = 1024
-    tie: Tie = "all"
+    N: int = 6  # layers in each stack
+    d_model: int = 512  # width of the layers
+    d_ff: int = 2048  # width of the feed-forward networks
+    h: int = 8  # number of heads
+    d_k: int | None = None  # width of a head's queries and keys; d_model / h unless given
+    d_v: int | None = None  # width of a head's values; d_model / h unless given
+    dropout: float = 0.1  # probability of dropping an element where §5.4 places dropout
+    attention_dropout: float = 0.0  # of dropping an attention weight (not in the paper)
+    ff_dropout: float = 0.0  # of dropping a hidden unit (not in the paper)
+    norm: Norm = "post"  # as printed; "pre" as in later code
+    positions: Positions = "sinusoid"  # or "learned" as in Table 3, row (E)
+    max_len: int = 1024  # number of positions
+    tie: Tie = "all"  # share one matrix (§3.4): "all" three, the "target" side, or "none"
 
     def __post_init__(self) -> None:
-        """Refuse what no model can be built from."""
-        for name in ("N", "d_model", "d_ff", "h", "d_k", "d_v", "max_len"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r}: must be a whole number above 0")
-        for name in ("dropout", "attention_dropout", "ff_dropout"):
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}={value!r}: must be at least 0 and below 1")
-        for name, kind in (("norm", Norm), ("positions", Positions), ("tie", Tie)):
-            if (value := getattr(self, name)) not in get_args(kind):
-                raise ValueError(f"{name}={value!r}: choose among {', '.join(get_args(kind))}")
+        """Refuse what no model can be built from; see :func:`check_config`."""
+        check_config(self)
 
     @property
     def width(self) -> int:
@@ -89,6 +57,25 @@ class ModelConfig:
     def build(self, src_vocab: int, tgt_vocab: int) -> EncoderDecoder:
         """Build a model of these sizes; see :func:`build_model`."""
         return build_model(src_vocab, tgt_vocab, self)
+
+
+def check_config(config: ModelConfig) -> None:
+    """Refuse what no model can be built from.
+
+    Raises:
+        ValueError: A value cannot work; the message names it.
+    """
+    for name in ("N", "d_model", "d_ff", "h", "d_k", "d_v", "max_len"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r}: must be a whole number above 0")
+    for name in ("dropout", "attention_dropout", "ff_dropout"):
+        value = getattr(config, name)
+        if not (isinstance(value, int | float) and 0 <= value < 1):
+            raise ValueError(f"{name}={value!r}: must be at least 0 and below 1")
+    for name, kind in (("norm", Norm), ("positions", Positions), ("tie", Tie)):
+        if (value := getattr(config, name)) not in get_args(kind):
+            raise ValueError(f"{name}={value!r}: choose among {', '.join(get_args(kind))}")
 
 
 base = ModelConfig()
@@ -119,10 +106,7 @@ PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big, **
 def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> EncoderDecoder:
     """Build a model, with fresh weights from PyTorch's global generator.
 
-    Args:
-        src_vocab: Number of source tokens.
-        tgt_vocab: Number of target tokens.
-        config: Sizes and variants; the model keeps it as ``model.config``.
+    It reads ``src_vocab`` tokens, generates ``tgt_vocab``, and keeps ``model.config``.
 
     Raises:
         ValueError: Vocabularies of different sizes should share one matrix.
@@ -136,7 +120,7 @@ def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> E
         added = positions(c.d_model, c.dropout, c.max_len)
         return nn.Sequential(Embeddings(c.d_model, vocab), added)
 
-    cross = copy.deepcopy(attention)
+    cross = copy.deepcopy(attention)  # else both attentions of a layer were one
     model = EncoderDecoder(
         Encoder(EncoderLayer(c.d_model, attention, network, c.dropout, norm=c.norm), c.N),
         Decoder(DecoderLayer(c.d_model, attention, cross, network, c.dropout, norm=c.norm), c.N),
@@ -185,8 +169,8 @@ def initialize(model: nn.Module) -> None:
 
 
 def make_model(
-    src_vocab: int,
-    tgt_vocab: int,
+    src_vocab: int,  # number of source tokens
+    tgt_vocab: int,  # number of target tokens
     N: int = 6,
     d_model: int = 512,
     d_ff: int = 2048,
@@ -194,21 +178,11 @@ def make_model(
     dropout: float = 0.1,
     **options: Any,
 ) -> EncoderDecoder:
-    """Build a model from its sizes; the defaults are the paper's base model.
+    """Build a model, in training mode, from its sizes; the defaults are the paper's base model.
 
-    Args:
-        src_vocab: Number of source tokens.
-        tgt_vocab: Number of target tokens.
-        N: Layers in each stack.
-        d_model: Width of the layers.
-        d_ff: Width of the feed-forward networks.
-        h: Number of heads.
-        dropout: Probability of dropping an element where §5.4 places dropout.
-        options: Other fields of :class:`ModelConfig`. ``max_len`` is 5000 unless given, and
-            ``tie`` is ``"all"`` where the vocabularies are of one size, else ``"target"``.
-
-    Returns:
-        The model, in training mode.
+    The sizes, and the ``options`` by name, are fields of :class:`ModelConfig`. ``max_len`` is
+    5000 unless given, and ``tie`` is ``"all"`` where the vocabularies are of one size, else
+    ``"target"``.
 
     Raises:
         TypeError: There is no such option.

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,10 +13,26 @@ from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
 from annotated_transformer.notation import BOS, EOS, PAD
 
 
+def pad_flat(tokens: Tensor, lengths: Tensor, pad: int = PAD) -> Tensor:
+    """Lay sentences that stand one after the other into a block, padded at the right.
+
+    Args:
+        tokens: All tokens, ``(sum of the lengths,)``.
+        lengths: Number of tokens of each sentence, ``(batch,)``.
+        pad: The padding token.
+
+    Returns:
+        The block ``(batch, longest)``.
+    """
+    width = int(lengths.max()) if len(lengths) else 0
+    block = torch.full((len(lengths), width), pad)
+    return block.masked_scatter_(torch.arange(width) < lengths.unsqueeze(1), tokens)
+
+
 def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
     """Return a block ``(batch, longest)`` of token numbers, padded at the right."""
-    width = max((len(s) for s in sequences), default=0)
-    return torch.tensor([[*s, *[pad] * (width - len(s))] for s in sequences], dtype=torch.long)
+    tokens = torch.tensor([token for s in sequences for token in s], dtype=torch.long)
+    return pad_flat(tokens, torch.tensor([len(s) for s in sequences], dtype=torch.long), pad)
 
 
 def make_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
@@ -35,31 +50,20 @@ class Batch:
     """Sentence pairs with their masks, as the model takes them (§3.2.3, §5.1).
 
     Args:
-        src: Source tokens ``(batch, m)``.
+        src: Source tokens ``(batch, m)``; their mask is ``src_mask (batch, 1, m)``.
         tgt: Target tokens ``(batch, n + 1)`` with begin and end symbols, or None.
         pad: The padding token.
-
-    Attributes:
-        src: Source tokens ``(batch, m)``.
-        src_mask: ``(batch, 1, m)``, true at real tokens.
-        tgt: The decoder's input ``(batch, n)``: the target without its last column.
-        tgt_y: What is to be predicted ``(batch, n)``: the target without its first column.
-        tgt_mask: ``(batch, n, n)``, true at real tokens that are not in the future.
-        ntokens: Number of target tokens to be predicted.
     """
 
-    tgt: Tensor
-    tgt_y: Tensor
-    tgt_mask: Tensor
-    ntokens: int = 0
+    tgt: Tensor  # (batch, n), what the decoder reads: the target without its last column
+    tgt_y: Tensor  # (batch, n), what is to be predicted: the target without its first column
+    tgt_mask: Tensor  # (batch, n, n), true at real tokens that are not in the future
+    ntokens: int = 0  # target tokens to be predicted
 
     def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = PAD) -> None:
-        self.pad = pad
-        self.src = src
-        self.src_mask = padding_mask(src, pad)
+        self.src, self.src_mask, self.pad = src, padding_mask(src, pad), pad
         if tgt is not None:
-            self.tgt = tgt[:, :-1]
-            self.tgt_y = tgt[:, 1:]
+            self.target, self.tgt, self.tgt_y = tgt, tgt[:, :-1], tgt[:, 1:]
             self.tgt_mask = self.make_std_mask(self.tgt, pad)
             self.ntokens = int((self.tgt_y != pad).sum())
 
@@ -68,85 +72,83 @@ class Batch:
         """Hide padding and the future: ``(batch, n)`` tokens give ``(batch, n, n)``."""
         return padding_mask(tgt, pad) & subsequent_mask(tgt.size(-1), tgt.device)
 
-    @property
-    def target(self) -> Tensor:
-        """The whole target ``(batch, n + 1)``, from its begin symbol to its end symbol."""
-        return torch.cat([self.tgt, self.tgt_y[:, -1:]], dim=1)
-
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Batch:
-        """Return the batch on a device; nothing is counted there again."""
-        moved = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(moved, name, value.to(device, non_blocking=non_blocking))
-        return moved
+        """Return the batch on a device."""
+        return _moved(self, device, non_blocking)
 
 
-def _fill(
-    order: Sequence[int], lengths: Sequence[tuple[int, int]], max_tokens: int
-) -> Iterator[list[int]]:
-    """Cut an order into batches, each as large as fits."""
-    batch: list[int] = []
-    width = 0  # longest sentence so far
-    for i in order:
-        width = max(width, *lengths[i])
-        if batch and width * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch, width = [], max(lengths[i])
-        batch.append(i)
-    if batch:
-        yield batch
+def _moved(batch: Batch, device: torch.device, non_blocking: bool) -> Batch:
+    """Return a copy of a batch whose tensors are on a device; nothing is counted again."""
+    moved = copy.copy(batch)
+    for name, value in vars(batch).items():
+        if isinstance(value, Tensor):
+            setattr(moved, name, value.to(device, non_blocking=non_blocking))
+    return moved
+
+
+def _fill(widths: Tensor, max_tokens: int) -> list[int]:
+    """Cut sentences into batches, in their order, each batch as large as fits.
+
+    Args:
+        widths: Tokens of the longer side of each sentence, at most ``max_tokens``.
+        max_tokens: Most tokens of a batch, padding included.
+
+    Returns:
+        The number of sentences of each batch.
+    """
+    sizes: list[int] = []
+    start = 0
+    while start < len(widths):
+        candidates = widths[start : start + max_tokens // int(widths[start])]  # no more can fit
+        longest = candidates.cummax(dim=0).values
+        cost = longest * torch.arange(1, len(candidates) + 1)  # of the first 1, 2, ... of them
+        sizes.append(int((cost <= max_tokens).sum()))
+        start += sizes[-1]
+    return sizes
 
 
 def token_batches(
-    lengths: Sequence[tuple[int, int]],
+    lengths: Tensor | Sequence[Sequence[int]],
     max_tokens: int,
     *,
     pool: int = 100,
     seed: int = 0,
     epoch: int = 0,
     shuffle: bool = True,
-) -> list[list[int]]:
-    """Group sentences of similar length into batches of at most ``max_tokens`` (section 5.1).
+) -> list[Tensor]:
+    """Group sentences of similar length into batches of at most ``max_tokens`` (§5.1).
 
-    Sentences are shuffled, cut into pools of about ``pool`` batches, sorted by length within
-    a pool and cut into batches; then the batches are shuffled. A batch counts as its number
-    of sentences times its longest one, padding included, on either side.
-
-    Args:
-        lengths: Source and target length of each sentence, special symbols included.
-        max_tokens: Most source tokens, and most target tokens, of a batch.
-        pool: Batches that a pool is good for.
-        seed: Chooses the order, together with ``epoch``.
-        epoch: Number of the pass over the data.
-        shuffle: Keep one pool, and batches from short to long, when false.
-
-    Returns:
-        Sentence numbers, batch by batch; each sentence stands in exactly one.
-
-    Raises:
-        ValueError: A sentence alone is longer than ``max_tokens``.
+    ``lengths (sentences, 2)`` are those of source and target, special symbols included. A batch
+    costs its longest sentence times their number, on either side. Sentences are sorted within
+    pools of ``pool`` batches; ``seed`` and ``epoch`` choose the order. Without ``shuffle`` all
+    are one pool, from short to long. Returns sentence numbers, batch by batch, each in one.
     """
-
-    def by_longer(i: int) -> tuple[int, tuple[int, int]]:
-        return max(lengths[i]), lengths[i]  # the longer side is the one that a batch pays for
-
-    longest = max(range(len(lengths)), key=lambda i: max(lengths[i]), default=None)
-    if longest is not None and max(lengths[longest]) > max_tokens:
-        raise ValueError(
-            f"sentence {longest + 1} has {max(lengths[longest])} tokens, more than the "
-            f"{max_tokens} of a batch: raise the number, or drop the sentence"
-        )
-    order = list(range(len(lengths)))
-    if not shuffle:
-        return list(_fill(sorted(order, key=by_longer), lengths, max_tokens))
-    chance = random.Random(f"{seed} {epoch}")
-    chance.shuffle(order)
-    mean = sum(max(pair) for pair in lengths) / max(1, len(lengths))
-    size = max(1, round(pool * max_tokens / max(1.0, mean)))  # sentences in a pool
-    batches: list[list[int]] = []
-    for start in range(0, len(order), size):
-        in_order = sorted(order[start : start + size], key=by_longer)
-        batches.extend(_fill(in_order, lengths, max_tokens))
-    chance.shuffle(batches)
+    lengths = torch.as_tensor(lengths)
+    if not len(lengths):
+        return []
+    longer = lengths.amax(dim=1)  # the side that a batch pays for
+    most = check_longest(longer, max_tokens)
+    rng = torch.Generator().manual_seed((1_000_003 * seed + epoch) % 2**63)
+    order, size = torch.arange(len(lengths), dtype=torch.int32), len(lengths)
+    if shuffle:
+        order = torch.randperm(len(lengths), generator=rng, dtype=torch.int32)
+        size = max(1, round(pool * max_tokens / float(longer.double().mean())))
+    batches: list[Tensor] = []
+    for part in order.split(size):
+        source, target = lengths[part].long().unbind(dim=1)
+        by = source.maximum(target) * (2 * most) + source - target  # then by the shorter side
+        part = part[by.argsort(stable=True)]
+        batches += part.split(_fill(longer[part], max_tokens))
+    if shuffle:
+        batches = [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
     return batches
+
+
+def check_longest(longer: Tensor, max_tokens: int) -> int:
+    """Return the longest sentence; raise ValueError if it is longer than a batch may be."""
+    if (most := int(longer.max())) > max_tokens:
+        raise ValueError(
+            f"sentence {int(longer.argmax()) + 1} has {most} tokens, more than the {max_tokens} "
+            "of a batch: raise the number, or drop the sentence"
+        )
+    return most

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from annotated_transformer.model.transformer import EncoderDecoder, make_model
+from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import UNK
 from annotated_transformer.training.batches import Batch, make_batch
-from annotated_transformer.training.loop import Progress, fit
-from annotated_transformer.training.optimizer import make_adam, rate
+from annotated_transformer.training.loop import LossFunction, Progress, batch_loss, fit
 
 
 def data_gen(
     V: int,
-    batch_size: int,
+    batch: int,
     nbatches: int,
     *,
     length: int = 10,
@@ -28,10 +28,10 @@ def data_gen(
 
     Args:
         V: Size of the vocabulary, special tokens included.
-        batch_size: Sequences in a batch.
+        batch: Sequences in a batch.
         nbatches: Number of batches.
         length: Most symbols of a sequence; the least is one.
-        generator: Where chance comes from; the global generator unless given.
+        generator: Draws the sequences; PyTorch's global generator unless given.
 
     Raises:
         ValueError: The vocabulary has no symbol besides the special tokens.
@@ -40,7 +40,7 @@ def data_gen(
     if first >= V:
         raise ValueError(f"a vocabulary of {V} has only special tokens: copying needs {first + 1}")
     for _ in range(nbatches):
-        sizes = torch.randint(1, length + 1, (batch_size,), generator=generator).tolist()
+        sizes = torch.randint(1, length + 1, (batch,), generator=generator).tolist()
         rows = [torch.randint(first, V, (n,), generator=generator).tolist() for n in sizes]
         yield make_batch(rows, rows)
 
@@ -53,18 +53,12 @@ def train_copy_task(
     updates: int = 500,
     batch_size: int = 64,
     smoothing: float = 0.0,
+    loss: LossFunction = batch_loss,
 ) -> tuple[EncoderDecoder, list[Progress]]:
     """Train a small model to copy; the defaults take well under a minute on one core.
 
-    The global random generator is as before afterwards.
-
-    Args:
-        seed: Chooses the first weights and the data.
-        V: Size of the vocabulary, special tokens included.
-        length: Most symbols of a sequence.
-        updates: Number of updates.
-        batch_size: Sequences in an update.
-        smoothing: ε of label smoothing.
+    Sequences of at most ``length`` symbols come from :func:`data_gen`; ``seed`` chooses them and
+    the first weights. The global random generator is as before afterwards.
 
     Returns:
         The model in evaluation mode, and what each update came to.
@@ -73,12 +67,13 @@ def train_copy_task(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make_model(V, V, N=2, d_model=64, d_ff=256, h=4, dropout=0.0)
-        optimizer = make_adam(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+        warmup = updates / 5
 
-        def falling(done: int) -> float:
-            return rate(done + 1, 64, 0.5, 100) * (1 - done / updates)
+        def factor(done: int) -> float:
+            return min((done + 1) / warmup, (updates - done) / (updates - warmup))
 
         batches = data_gen(V, batch_size, updates, length=length, generator=data)
-        schedule = LambdaLR(optimizer, falling)
-        history = list(fit(model, batches, optimizer, schedule, smoothing=smoothing))
+        schedule = LambdaLR(optimizer, factor)
+        history = list(fit(model, batches, optimizer, schedule, smoothing=smoothing, loss=loss))
     return model.eval(), history

@@ -1,3 +1,4 @@
+# Written from book/training/distributed.md: edit the chapter instead.
 """One update by several processes, equal to the update by one (§5.2)."""
 
 from __future__ import annotations
@@ -25,29 +26,10 @@ from annotated_transformer.training.loop import LossFunction, World, batch_loss
 Group = TypeVar("Group")
 
 
-class DistributedWorld(World):
-    """The processes that train together, joined by ``torch.distributed``.
+class Collectives(World):
+    """What processes tell each other, by ``torch.distributed``."""
 
-    Args:
-        rank: Number of this process, from 0.
-        size: Number of processes.
-        local_rank: Number of this process on its machine, and of its GPU.
-    """
-
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
-        self.rank, self.size, self.local_rank = rank, size, local_rank
-
-    @property
-    def main(self) -> bool:
-        """Whether this process writes the files and the messages."""
-        return self.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process: a GPU of its own where there are any."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank)
-        return torch.device("cpu")
+    device: torch.device
 
     def sum(self, *values: float) -> list[float]:
         """Return the sums of numbers over all processes, in float64, the same in each."""
@@ -57,30 +39,6 @@ class DistributedWorld(World):
         dist.all_reduce(numbers)
         return [float(number) for number in numbers.tolist()]
 
-    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a replica's gradients are not exchanged."""
-        if isinstance(model, DistributedDataParallel):
-            return model.no_sync()
-        return contextlib.nullcontext()
-
-    def main_first(self, work: Callable[[], Group]) -> Group:
-        """Do some work in the main process, then in the others; return its result in each.
-
-        Raises:
-            SystemExit: The work failed in the main process, which says why.
-        """
-        if self.main:
-            failed = True
-            try:
-                result = work()
-                failed = False
-            finally:
-                self.sum(failed)
-            return result
-        if self.sum(0.0)[0]:
-            raise SystemExit(2)
-        return work()
-
     def gather(self, state: Tensor) -> list[Tensor]:
         """Return a tensor of each process, all of one shape, in the order of ranks."""
         if self.size == 1:
@@ -88,6 +46,43 @@ class DistributedWorld(World):
         found = [torch.empty_like(state, device=self.device) for _ in range(self.size)]
         dist.all_gather(found, state.to(self.device))
         return [tensor.to(state.device) for tensor in found]
+
+    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a replica's gradients are not exchanged."""
+        if isinstance(model, DistributedDataParallel):
+            return model.no_sync()
+        return contextlib.nullcontext()
+
+
+class DistributedWorld(Collectives):
+    """The processes that train together.
+
+    Args:
+        rank: Number of this process, from 0; the first one writes files and messages.
+        size: Number of processes.
+        local_rank: Number of this process on its machine, and of its GPU where there are any.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+        self.rank, self.size, self.local_rank, self.main = rank, size, local_rank, rank == 0
+        cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+
+    def main_first(self, work: Callable[[], Group]) -> Group:
+        """Do some work in the main process, then in the others; return its result in each.
+
+        Raises:
+            SystemExit: The work failed in the main process, which says why.
+        """
+        if not self.main and self.sum(0.0)[0]:
+            raise SystemExit(2)
+        failed = True
+        try:
+            result, failed = work(), False
+        finally:
+            if self.main:
+                self.sum(failed)
+        return result
 
 
 def rendezvous_store(timeout: timedelta) -> tuple[Store, int, int]:
@@ -123,10 +118,9 @@ def process_group() -> Iterator[DistributedWorld]:
     if "RANK" not in os.environ:
         yield DistributedWorld()
         return
-    if missing := [n for n in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]:
-        raise ValueError(
-            f"RANK is set and {', '.join(missing)} is not: start with torchrun, or unset RANK"
-        )
+    needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := ", ".join(name for name in needed if name not in os.environ):
+        raise ValueError(f"RANK is set and {missing} is not: start with torchrun, or unset RANK")
     local, cuda = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(local)
@@ -152,12 +146,11 @@ def split_batch(batch: Batch, world: World) -> Batch:
     """
     if world.size == 1:
         return batch
-    tgt = batch.target
     lengths = batch.src_mask.sum((1, 2)) + (batch.tgt_y != batch.pad).sum(dim=1)
     rows = lengths.argsort(descending=True, stable=True)[world.rank :: world.size]
     if not len(rows):
         return empty_batch(batch)
-    src, tgt = batch.src[rows], tgt[rows]
+    src, tgt = batch.src[rows], batch.target[rows]
     m, n = ((side != batch.pad).sum(dim=1).max() for side in (src, tgt))
     return Batch(src[:, :m], tgt[:, :n], batch.pad)
 
@@ -234,7 +227,7 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], world: World) -> nn.Mo
     """Let each process hold only a shard of the weights, gathered a layer at a time (FSDP2).
 
     Args:
-        module: A :class:`LossModule`.
+        module: A :class:`LossModule`. Make the optimizer afterwards.
         layers: Parts of it that are gathered on their own.
         world: The processes.
 

@@ -1,3 +1,4 @@
+# Written from book/training/loop.md: edit the chapter instead.
 """One update of the weights, from one batch or several; and evaluation (§5)."""
 
 from __future__ import annotations
@@ -48,32 +49,21 @@ LossFunction = Callable[..., tuple[Tensor, Tensor]]  # batch_loss, and the faste
 
 @dataclass(frozen=True)
 class Progress:
-    """What an update, or several, came to.
+    """What an update, or several, came to."""
 
-    Attributes:
-        nll: Summed negative log-likelihood, in nats.
-        tokens: Target tokens.
-        seconds: Time that it took.
-        grad_norm: Norm of the latest gradient, before clipping.
-    """
-
-    nll: float = 0.0
-    tokens: int = 0
+    nll: float = 0.0  # summed negative log-likelihood, nats
+    tokens: int = 0  # target tokens
     seconds: float = 0.0
-    grad_norm: float = 0.0
+    grad_norm: float = 0.0  # of the latest gradient, before clipping
 
     def __add__(self, later: Progress) -> Progress:
         """Add up two stretches."""
-        return Progress(
-            self.nll + later.nll,
-            self.tokens + later.tokens,
-            self.seconds + later.seconds,
-            later.grad_norm,
-        )
+        nll, tokens = self.nll + later.nll, self.tokens + later.tokens
+        return Progress(nll, tokens, self.seconds + later.seconds, later.grad_norm)
 
     @property
     def loss(self) -> float:
-        """Negative log-likelihood per target token, in nats."""
+        """Negative log-likelihood per target token, nats."""
         return self.nll / max(1, self.tokens)
 
     @property
@@ -85,6 +75,33 @@ class Progress:
     def speed(self) -> float:
         """Target tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+
+class World:
+    """The processes that train together: here, this one alone."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, *values: float) -> list[float]:
+        """Return the sums of numbers over all processes."""
+        return list(values)
+
+    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which gradients are not yet exchanged between processes."""
+        return contextlib.nullcontext()
+
+
+ALONE = World()
+
+
+class LossScale:
+    """A factor that keeps small gradients from vanishing in float16; here it is 1 for good."""
+
+    value = 1.0
+
+    def adapt(self, finite: bool) -> None:
+        """Change the factor after an update whose gradient was finite, or was not."""
 
 
 class NonFiniteError(FloatingPointError):
@@ -104,30 +121,6 @@ class NonFiniteError(FloatingPointError):
         super().__init__(message or f"{what}: lower the learning rate, or clip the gradient")
 
 
-class LossScale:
-    """A factor that keeps small gradients from vanishing in float16; here it is 1 for good."""
-
-    value = 1.0
-
-    def adapt(self, finite: bool) -> None:
-        """Change the factor after an update whose gradient was finite, or was not."""
-
-
-class World:
-    """The processes that train together: here, this one alone."""
-
-    rank = 0
-    size = 1
-
-    def sum(self, *values: float) -> list[float]:
-        """Return the sums of numbers over all processes."""
-        return list(values)
-
-    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which gradients are not yet exchanged between processes."""
-        return contextlib.nullcontext()
-
-
 def accumulate_gradients(
     model: nn.Module,
     batches: Sequence[Batch],
@@ -135,22 +128,28 @@ def accumulate_gradients(
     tokens: int,
     *,
     loss: LossFunction = batch_loss,
-    world: World = World(),
+    world: World = ALONE,
     factor: float = 1.0,
 ) -> tuple[float, float]:
     """Add up the gradients of several batches; return their loss and negative log-likelihood.
 
     Each loss is divided by the target tokens of the whole update, so that the sum of the gradients
-    is the gradient of all batches in one.
+    is the gradient of all batches in one. ``factor`` multiplies the gradients.
+
+    Raises:
+        NonFiniteError: The loss is NaN or infinite; the gradients are cleared.
     """
     sums = torch.zeros(2, dtype=torch.float64)
     for number, batch in enumerate(batches, 1):
-        waits = world.no_sync(model) if number < len(batches) else contextlib.nullcontext()
-        with waits:
+        last = number == len(batches)
+        with contextlib.nullcontext() if last else world.no_sync(model):
             value, nll = loss(model, batch, smoothing, tokens)
             (value * factor).backward()
         sums = sums.to(value.device) + torch.stack([value.detach().double(), nll])
     total, nll_sum = world.sum(*sums.tolist())  # the one place that waits for the device
+    if not (math.isfinite(total) and math.isfinite(nll_sum)):
+        model.zero_grad()
+        raise NonFiniteError(total, math.nan, tokens)
     return total, nll_sum
 
 
@@ -188,22 +187,13 @@ def update(
     *,
     clip: float | None = None,
     loss: LossFunction = batch_loss,
-    world: World = World(),
+    world: World = ALONE,
     scale: LossScale | None = None,
 ) -> Progress:
     """Make one update from ``batches``, as if they and those of other processes were one batch.
 
-    Args:
-        model: What ``loss`` is called with.
-        batches: Of this process.
-        optimizer: Makes the step.
-        schedule: Sets the rate; it counts updates.
-        smoothing: ε of label smoothing.
-        clip: Largest gradient norm; any unless given.
-        loss: Computes the loss of a batch.
-        world: The processes that take part.
-        scale: Multiplies the loss for the backward pass. With one, an overflow is no error:
-            the result's ``grad_norm`` is not finite, and the weights are as before.
+    ``schedule`` counts updates. With a ``scale``, an infinite gradient is no error: the weights
+    are as before, and the result's ``grad_norm`` is not finite.
 
     Raises:
         NonFiniteError: Loss or gradient are NaN or infinite; the weights are as before.
@@ -216,9 +206,6 @@ def update(
     total, nll = accumulate_gradients(
         model, batches, smoothing, tokens, loss=loss, world=world, factor=factor * world.size
     )
-    if not (math.isfinite(total) and math.isfinite(nll)):
-        optimizer.zero_grad()
-        raise NonFiniteError(total, math.nan, tokens)
     norm = take_step(optimizer, clip, factor)
     if scale is not None:
         scale.adapt(math.isfinite(norm))
@@ -262,7 +249,7 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     loss: LossFunction = batch_loss,
-    world: World = World(),
+    world: World = ALONE,
 ) -> Progress:
     """Return the negative log-likelihood of ``batches`` in evaluation mode.
 

@@ -1,5 +1,5 @@
 # Written from book/training/optimizer.md: edit the chapter instead.
-"""Adam and the learning rate (section 5.3)."""
+"""Adam and the learning rate (§5.3)."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
-    """Return Adam with β₁ 0.9, β₂ 0.98, ε 1e-9 (section 5.3), in its fused form.
+    """Return Adam with β₁ 0.9, β₂ 0.98, ε 1e-9 (§5.3), in its fused form.
 
     Args:
         model: Its parameters are optimised; shared ones once.
@@ -17,7 +17,7 @@ def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
 
 
 def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
-    """Return the learning rate of an update (section 5.3).
+    """Return the learning rate of an update (§5.3).
 
     It grows linearly for ``warmup`` updates, then falls with the inverse square root.
 
@@ -51,18 +51,19 @@ class NoamOpt:
     def __init__(
         self, model_size: int, factor: float, warmup: int, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.optimizer = optimizer
-        self.updates = 0
-        self.model_size, self.factor, self.warmup = model_size, factor, warmup
+        self.optimizer, self.model_size = optimizer, model_size
+        self.factor, self.warmup = factor, warmup
+        self._step, self._rate = 0, 0.0  # number and rate of the latest update
 
     def step(self) -> None:
         """Set the rate of this update and make it."""
-        self.updates += 1
+        self._step += 1
+        self._rate = self.rate()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate()
+            group["lr"] = self._rate
         self.optimizer.step()
 
     def rate(self, step: int | None = None) -> float:
         """Return the rate of an update, by default of the latest."""
-        step = self.updates if step is None else step
+        step = self._step if step is None else step
         return rate(step, self.model_size, self.factor, self.warmup)

@@ -1,14 +1,12 @@
 # Written from book/training/regularization.md: edit the chapter instead.
-"""Dropout and label smoothing (section 5.4)."""
+"""Dropout and label smoothing (§5.4)."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from annotated_transformer.notation import PAD
 
@@ -24,7 +22,7 @@ def smoothed_target(
     padding_idx: int = PAD,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the smoothed distributions ``(tokens, size)`` of ``target (tokens,)`` (section 5.4).
+    """Return the smoothed distributions ``(tokens, size)`` of ``target (tokens,)`` (§5.4).
 
     Args:
         target: Token numbers.
@@ -46,14 +44,8 @@ def smoothed_target(
     return dist
 
 
-FLOOR = -1e4  # stands for the logarithm of zero, so that the loss stays a finite number
-
-
 class LabelSmoothing(nn.Module):
-    """Kullback-Leibler divergence from the smoothed target, summed, without a dense target.
-
-    Takes log-probabilities, and gives the article's values; training uses
-    :func:`linear_cross_entropy`.
+    """Kullback-Leibler divergence from the smoothed target, summed over tokens (§5.4).
 
     Args:
         size: Size of the vocabulary.
@@ -66,43 +58,22 @@ class LabelSmoothing(nn.Module):
         self, size: int, padding_idx: int, smoothing: float = 0.0, *, variant: Variant = "article"
     ) -> None:
         super().__init__()
+        self.criterion = nn.KLDivLoss(reduction="sum")
         self.size, self.padding_idx, self.smoothing = size, padding_idx, smoothing
+        self.confidence = 1.0 - smoothing
         self.variant: Variant = variant
+        self.true_dist: Tensor | None = None  # target of the latest call (tokens, size)
 
-    @property
-    def true_dist(self) -> Tensor:
-        """The dense target of the latest call ``(tokens, size)``, for looking at."""
-        return smoothed_target(
-            self.target,
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the divergence of log-probabilities ``x (tokens, size)`` from ``target``."""
+        self.true_dist = smoothed_target(
+            target,
             self.size,
             self.smoothing,
             variant=self.variant,
             padding_idx=self.padding_idx,
+            dtype=x.dtype,
         )
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        """Return the summed divergence of ``x (tokens, size)`` from ``target (tokens,)``."""
-        self.target = target
-        keep = target != self.padding_idx
-        x, target = x[keep].clamp(min=FLOOR), target[keep]
-        gold = x.gather(1, target.unsqueeze(1)).sum()
-        share = self.size - {"paper": 0, "others": 1, "article": 2}[self.variant]
-        loss = -(1 - self.smoothing) * gold - len(target) * self._entropy(share)
-        if not self.smoothing:
-            return loss
-        rest = x.sum() if self.variant != "article" else self._sum_without_padding(x)
-        if self.variant != "paper":
-            rest = rest - gold
-        return loss - self.smoothing / share * rest
-
-    def _sum_without_padding(self, x: Tensor) -> Tensor:
-        """Sum ``x (tokens, size)`` but for the column of padding."""
-        return x[:, : self.padding_idx].sum() + x[:, self.padding_idx + 1 :].sum()
-
-    def _entropy(self, share: int) -> float:
-        """Entropy of one smoothed target, in nats."""
-        e, paper = self.smoothing, self.variant == "paper"
-        gold = 1 - e + (e / share if paper else 0.0)
-        rest = (share - 1 if paper else share, e / share)
-        terms = [(1, gold), rest]
-        return -sum(n * p * math.log(p) for n, p in terms if n and p > 0)
+        x = x.clamp(min=-1e4)  # the logarithm of zero would make the loss infinite, or NaN
+        loss: Tensor = self.criterion(x, self.true_dist)
+        return loss

@@ -8,8 +8,8 @@ from torchtext.data import Dataset, Example, Field
 from torchtext.data import Iterator as TorchtextIterator
 from torchtext.data import batch as cut_batches
 
+from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.translation.corpora import ParallelText
 from annotated_transformer.translation.tokenizers import cut
 
 BOS_WORD, EOS_WORD, BLANK_WORD = "<s>", "</s>", "<blank>"

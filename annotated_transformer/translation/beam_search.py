@@ -1,5 +1,5 @@
 # Written from book/translation/beam_search.md: edit the chapter instead.
-"""Beam search with a length penalty (sections 6.1, 6.3)."""
+"""Beam search with a length penalty (§6.1, §6.3)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from annotated_transformer.model.multi_head import subsequent_mask
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.translation.greedy import (
     StartSteps,
+    Steps,
     output_limits,
     readable_steps,
     round_up,
@@ -55,6 +56,19 @@ def _finished(tokens: list[int], log_probability: float, alpha: float) -> Hypoth
     return Hypothesis(strip(tokens), score, log_probability)
 
 
+def _candidates(
+    model: EncoderDecoder, memory: Tensor, mask: Tensor, hypotheses: list[tuple[list[int], float]]
+) -> list[tuple[list[int], float]]:
+    """Continue each hypothesis, tokens and log-probability, by every token; the best first."""
+    candidates = []
+    for tokens, log_probability in hypotheses:
+        ys = torch.tensor([[BOS, *tokens]], device=memory.device)
+        out = model.decode(memory, mask, ys, subsequent_mask(ys.size(1), ys.device))
+        following = model.generator(out[0, -1]).tolist()  # (vocab,)
+        candidates += [([*tokens, t], log_probability + p) for t, p in enumerate(following)]
+    return sorted(candidates, key=lambda candidate: -candidate[1])
+
+
 @torch.no_grad()
 def beam_search_uncached(
     model: EncoderDecoder, source: list[int], *, beam: int, alpha: float, limit: int
@@ -63,7 +77,7 @@ def beam_search_uncached(
 
     Args:
         model: In evaluation mode.
-        source: Token numbers, without special symbols.
+        source: Tokens, without special symbols.
         beam: Hypotheses kept at each step.
         alpha: Strength of the length penalty.
         limit: Most tokens of an output, the end symbol included; at least 1.
@@ -72,23 +86,13 @@ def beam_search_uncached(
         The finished hypotheses, the best first; at most ``beam``.
     """
     src, mask = source_batch([source], next(model.parameters()).device)
-    memory = model.encode(src, mask)
+    memory, done = model.encode(src, mask), list[Hypothesis]()
     hypotheses: list[tuple[list[int], float]] = [([], 0.0)]
-    done: list[Hypothesis] = []
     for length in range(1, limit + 1):
-        candidates = []
-        for tokens, log_probability in hypotheses:
-            ys = torch.tensor([[BOS, *tokens]], device=src.device)
-            out = model.decode(memory, mask, ys, subsequent_mask(length, src.device))
-            following = model.generator(out[0, -1]).tolist()  # (vocab,)
-            candidates += [([*tokens, t], log_probability + p) for t, p in enumerate(following)]
-        candidates.sort(key=lambda candidate: -candidate[1])
-        hypotheses, kept = [], candidates[: beam - len(done)]
-        for tokens, log_probability in kept:
-            if tokens[-1] == EOS or length == limit:
-                done.append(_finished(tokens, log_probability, alpha))
-            else:
-                hypotheses.append((tokens, log_probability))
+        kept = _candidates(model, memory, mask, hypotheses)[: beam - len(done)]
+        ended = [tokens[-1] == EOS or length == limit for tokens, _ in kept]
+        done += [_finished(*output, alpha) for output, end in zip(kept, ended, strict=True) if end]
+        hypotheses = [output for output, end in zip(kept, ended, strict=True) if not end]
     return sorted(done, key=lambda hypothesis: -hypothesis.score)
 
 
@@ -126,62 +130,98 @@ def stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return tops, places.gather(1, order)
 
 
-class _Beams:
-    """The hypotheses of all sentences that are at work."""
+class _Done:
+    """The finished outputs of every sentence, the best first; an empty limit allows one."""
 
-    def __init__(
-        self, limits: list[int], beam: int, alpha: float, n_best: int, device: torch.device
-    ) -> None:
-        self.alpha, self.n_best, count = alpha, n_best, len(limits)
-        self.done: list[list[Hypothesis]] = [
-            [] if limit else [Hypothesis([], 0.0, 0.0)] for limit in limits
-        ]
-        self.sentences = torch.arange(count, device=device)
-        self.limits = torch.tensor(limits, device=device)
-        longest = [length_penalty(limit, alpha) for limit in limits]
-        self.divisors = torch.tensor(longest, dtype=torch.double, device=device)
-        self.log_probs = self.divisors.new_full((count, beam), -torch.inf)
-        self.log_probs[:, 0] = 0.0
-        self.outputs = self.sentences.new_empty(count, beam, 0)
-        self.places = torch.full_like(self.sentences, beam)  # not taken by a finished hypothesis
-        self.beaten = self.divisors.new_full((count,), -torch.inf)  # by a score above this
+    def __init__(self, limits: list[int], alpha: float, n_best: int) -> None:
+        self.alpha, self.n_best = alpha, n_best
+        self.found = [[] if limit else [Hypothesis([], 0.0, 0.0)] for limit in limits]
+
+    def add(self, sentence: int, tokens: list[int], log_probability: float) -> float:
+        """Add an output; return the score above which an open hypothesis can still win."""
+        found = self.found[sentence]
+        found.append(_finished(tokens, log_probability, self.alpha))
+        found.sort(key=lambda hypothesis: -hypothesis.score)  # equal ones stay in order
+        return found[self.n_best - 1].score if len(found) >= self.n_best else -math.inf
+
+
+@dataclass
+class _Open:
+    """The open hypotheses of the sentences that are left."""
+
+    sentences: Tensor  # (left,), their numbers in the whole batch
+    limits: Tensor  # (left,), most tokens of an output
+    divisors: Tensor  # (left,), float64, length penalty at the limit
+    beaten: Tensor  # (left,), float64, an open hypothesis wins only by a score above this
+    places: Tensor  # (left,), not taken by finished hypotheses
+    log_probs: Tensor  # (left, beam), float64; minus infinity where no hypothesis is open
+    outputs: Tensor  # (left, beam, length), tokens so far
 
     def going(self) -> Tensor:
-        """Whether an open hypothesis of each sentence can still win: ``(sentences,)``."""
+        """Whether an open hypothesis of each sentence can still win: ``(left,)``."""
         bound = self.log_probs.amax(1) / self.divisors
         return (bound > self.beaten) & (self.limits > self.outputs.size(2))
 
-    def grow(
-        self, log_probs: Tensor, parents: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Take the best continuations; return the parent and the newest token of each hypothesis."""
-        outputs = self.outputs.take_along_dim(parents.unsqueeze(2), 1)
-        self.outputs = torch.cat([outputs, tokens.unsqueeze(2)], dim=2)
-        rank = torch.arange(log_probs.size(1), device=log_probs.device)
-        log_probs = log_probs.masked_fill(rank >= self.places.unsqueeze(1), -torch.inf)
-        cut = self.limits <= self.outputs.size(2)
-        over = ((tokens == EOS) | cut.unsqueeze(1)) & (log_probs > -torch.inf)
-        if over.any():
-            self._finish(over, log_probs[over].tolist())
-        self.log_probs = log_probs.masked_fill(over, -torch.inf)
-        return parents, tokens
-
-    def _finish(self, over: Tensor, log_probs: list[float]) -> None:
-        """Move hypotheses to those that are done."""
-        self.places = self.places - over.sum(1)
-        numbers, outputs = over.nonzero()[:, 0].tolist(), self.outputs[over].tolist()
-        for i, tokens, log_probability in zip(numbers, outputs, log_probs, strict=True):
-            done = self.done[int(self.sentences[i])]
-            done.append(_finished(tokens, log_probability, self.alpha))
-            if len(done) >= self.n_best:
-                self.beaten[i] = sorted((h.score for h in done), reverse=True)[self.n_best - 1]
-
     def select(self, kept: Tensor) -> None:
         """Keep these sentences."""
-        self.sentences, self.limits = self.sentences[kept], self.limits[kept]
-        self.divisors, self.log_probs = self.divisors[kept], self.log_probs[kept]
-        self.outputs, self.places = self.outputs[kept], self.places[kept]
-        self.beaten = self.beaten[kept]
+        for name, values in list(vars(self).items()):
+            setattr(self, name, values[kept])
+
+
+def _begin(limits: list[int], beam: int, alpha: float, device: torch.device) -> _Open:
+    """Begin each sentence with one hypothesis, the empty output."""
+    longest = [length_penalty(limit, alpha) for limit in limits]
+    divisors = torch.tensor(longest, dtype=torch.double, device=device)
+    log_probs = divisors.new_full((len(limits), beam), -torch.inf)
+    log_probs[:, 0] = 0.0
+    sentences = torch.arange(len(limits), device=device)
+    return _Open(
+        sentences=sentences,
+        limits=torch.tensor(limits, device=device),
+        divisors=divisors,
+        beaten=torch.full_like(divisors, -torch.inf),
+        places=torch.full_like(sentences, beam),
+        log_probs=log_probs,
+        outputs=sentences.new_empty(len(limits), beam, 0),
+    )
+
+
+def _grow(now: _Open, done: _Done, log_probs: Tensor, parents: Tensor, tokens: Tensor) -> None:
+    """Take the best continuations of the open hypotheses, each ``(left, beam)``."""
+    outputs = now.outputs.take_along_dim(parents.unsqueeze(2), 1)
+    now.outputs = torch.cat([outputs, tokens.unsqueeze(2)], dim=2)
+    rank = torch.arange(tokens.size(1), device=tokens.device)
+    log_probs = log_probs.masked_fill(rank >= now.places.unsqueeze(1), -torch.inf)
+    cut = now.limits <= now.outputs.size(2)
+    over = ((tokens == EOS) | cut.unsqueeze(1)) & (log_probs > -torch.inf)
+    if over.any():
+        now.places = now.places - over.sum(1)
+        which, ended = over.nonzero()[:, 0].tolist(), now.outputs[over].tolist()
+        for i, output, value in zip(which, ended, log_probs[over].tolist(), strict=True):
+            now.beaten[i] = done.add(int(now.sentences[i]), output, value)
+    now.log_probs = log_probs.masked_fill(over, -torch.inf)
+
+
+@torch.no_grad()
+def _search(steps: Steps, now: _Open, done: _Done, continuations: Continuations) -> None:
+    """Decode until no open hypothesis can win.
+
+    Raises:
+        FloatingPointError: The model's outputs are NaN.
+    """
+    tokens = torch.full_like(now.log_probs, BOS, dtype=torch.long)
+    while len(left := (going := now.going()).nonzero()[:, 0]):
+        if (size := round_up(len(left))) < len(going):  # finished sentences leave the batch
+            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
+            now.select(left)
+            steps.select(left)
+            tokens = tokens[left]
+        logits = steps(tokens.flatten()).unflatten(0, tokens.shape)  # (left, beam, vocab)
+        log_probs, parents, tokens = continuations(logits, now.log_probs)
+        _grow(now, done, log_probs, parents, tokens)
+        steps.follow(parents)
+    if not all(done.found):
+        raise FloatingPointError("the model's outputs are NaN: no output has a probability")
 
 
 @torch.no_grad()
@@ -197,52 +237,22 @@ def beam_search(
     start: StartSteps = readable_steps,
     continuations: Continuations = best_continuations,
 ) -> list[list[Hypothesis]]:
-    """Translate sentences given as token numbers, batched, by beam search (section 6.1).
+    """Find the best outputs of each source by beam search (§6.1), the best first.
 
-    A beam larger than the vocabulary is allowed, and fills with the second token. An empty source
-    is translated as its end symbol alone.
-
-    Args:
-        model: In evaluation mode.
-        sources: Token numbers of each sentence, without special symbols; may be empty.
-        beam: Hypotheses kept at each step.
-        alpha: Strength of the length penalty, from 0 to 10.
-        max_len: Most tokens of an output, where it shall be fewer than ``extra`` allows.
-        extra: An output has at most this many tokens more than its source, and never more than
-            the model has positions.
-        n_best: How many results for each sentence.
-        start: Encodes the sentences, and returns what decodes them.
-        continuations: Finds the best continuations.
-
-    Returns:
-        For each sentence its best hypotheses, the best first. They are ``n_best``, or fewer where
-        there are not as many outputs. The same whether sentences come together or alone.
-
-    Raises:
-        FloatingPointError: The model's outputs are not numbers.
-        IndexError: A source, with its end symbol, is longer than the model's positions.
-        ValueError: An option is out of its range.
+    Keeps ``beam`` hypotheses at each step, and returns at most ``n_best`` of a source. ``alpha``,
+    from 0 to 10, is the strength of the length penalty. ``start`` makes the steps, and
+    ``continuations`` finds the best continuations. The other arguments and the errors are those
+    of ``greedy_search``; besides, an option that is out of its range is a ValueError, and NaN a
+    FloatingPointError.
     """
     check_search(beam, alpha, n_best)
     if not sources:
         return []
     src, mask = source_batch(sources, next(model.parameters()).device)
     limits = output_limits(model, sources, max_len, extra)
-    beams = _Beams(limits, beam, alpha, n_best, src.device)
-    steps = start(model, src, mask, beam)
-    tokens = torch.full((len(sources), beam), BOS, device=src.device)
-    while len(left := (going := beams.going()).nonzero()[:, 0]):
-        if (size := round_up(len(left))) < len(going):  # finished sentences leave the batch
-            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
-            beams.select(left)
-            steps.select(left)
-            tokens = tokens[left]
-        logits = steps(tokens.flatten()).unflatten(0, tokens.shape)  # (sentences, beam, vocab)
-        parents, tokens = beams.grow(*continuations(logits, beams.log_probs))
-        steps.follow(parents)
-    if not all(beams.done):
-        raise FloatingPointError("the model's outputs are not numbers: no output has a probability")
-    return [sorted(done, key=lambda h: -h.score)[:n_best] for done in beams.done]
+    now, done = _begin(limits, beam, alpha, src.device), _Done(limits, alpha, n_best)
+    _search(start(model, src, mask, beam), now, done, continuations)
+    return [found[:n_best] for found in done.found]
 
 
 def check_search(beam: int, alpha: float, n_best: int = 1) -> None:

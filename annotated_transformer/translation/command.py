@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -24,21 +24,26 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from annotated_transformer.training.distributed import together
-from annotated_transformer.training.monitoring import describe_rate, read_journal, training_figure
-from annotated_transformer.training.speed import Products, prepare_cpu
-from annotated_transformer.translation.beam_search import check_search
-from annotated_transformer.translation.checkpoints import (
+from annotated_transformer.data.files import FileError, write_atomically
+from annotated_transformer.engine.checkpointer import read_state
+from annotated_transformer.engine.checkpoints import (
     AVERAGED,
+    BEST,
     WEIGHTS,
-    CheckpointError,
-    System,
     average_system,
     load_system,
-    load_tensors,
-    trainings,
-    write_atomically,
 )
+from annotated_transformer.engine.config import Options, UsageError, check, check_sources, defaults
+from annotated_transformer.engine.devices import describe_rate
+from annotated_transformer.engine.journal import read_journal
+from annotated_transformer.engine.log_figure import log_figure
+from annotated_transformer.engine.records import commit, make_record, processor, versions
+from annotated_transformer.engine.system import System, translate_lines
+from annotated_transformer.engine.texts import Texts
+from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.fast.products import Products, prepare_cpu
+from annotated_transformer.training.distributed import process_group
+from annotated_transformer.translation.beam_search import check_search
 from annotated_transformer.translation.cleaning import stream_lines
 from annotated_transformer.translation.corpora import (
     CORPORA,
@@ -65,25 +70,10 @@ from annotated_transformer.translation.shards import (
     prepare,
     remarks,
 )
-from annotated_transformer.translation.system import (
-    RECIPES,
-    Run,
-    Running,
-    Training,
-    UsageError,
-    check_options,
-    check_running,
-    commit,
-    find_recipe,
-    make_record,
-    processor,
-    translate_lines,
-    versions,
-)
 from annotated_transformer.translation.tokenizers import TokenizerError
 
 NAME = "annotated-transformer"
-ERRORS = (CheckpointError, CorpusError, TokenizerError, UsageError, FloatingPointError)
+ERRORS = (FileError, CorpusError, TokenizerError, UsageError, FloatingPointError)
 TEST = {  # the split that is scored by default
     name: "test_2016_flickr" if name == "multi30k" else "test" for name in CORPORA
 }
@@ -139,24 +129,12 @@ def search_name(beam: int, alpha: float) -> str:
 class Train:
     """Train a translation system, or go on with one that was interrupted."""
 
-    training: Annotated[
-        OmitArgPrefixes[Training],
+    options: Annotated[
+        OmitArgPrefixes[Options],
         tyro.conf.arg(help="The defaults are the recipe of the corpus that --corpus names."),
-    ] = RECIPES["grammar"]
+    ] = field(default_factory=Options)
     out: Path | None = None
     """Folder for checkpoints; runs/CORPUS-PAIR-PRESET (or MODEL) unless given."""
-    mirror: Path | None = None
-    """Folder that holds the corpora's files, instead of a download."""
-    train_files: tuple[Path, Path] | None = None
-    """Source and target text for training, for the corpus "files"."""
-    valid_files: tuple[Path, Path] | None = None
-    """Source and target text for validation, for the corpus "files"."""
-    prepared: Path | None = None
-    """Folder that the command prepare made; the corpus is "prepared" then."""
-    running: Annotated[
-        OmitArgPrefixes[Running],
-        tyro.conf.arg(help="How it runs; this may change when a training goes on."),
-    ] = field(default_factory=Running)
     record: Path | None = None
     """Where to write the record of the run; record.json beside the checkpoints unless given."""
     quiet: bool = False
@@ -164,64 +142,59 @@ class Train:
 
     def load(self, split: str) -> ParallelText:
         """Load a split of the corpus."""
-        options = self.training
-        size = options.size if split == "train" else None
+        data = self.options.data
+        size = data.size if split == "train" else None
         return load_corpus(
-            options.corpus,
-            options.pair,
-            split,
-            mirror=self.mirror,
-            size=size,
-            progress=not self.quiet,
+            data.corpus, data.pair, split, mirror=data.mirror, size=size, progress=not self.quiet
         )
 
-    def texts(self) -> tuple[ParallelText, ParallelText] | Prepared:
+    def texts(self) -> Texts:
         """Load training and validation text."""
-        options = self.training
-        if self.prepared is not None:
-            return Prepared(self.prepared)
-        if options.corpus == "files":
+        data = self.options.data
+        if data.prepared is not None:
+            return Prepared(data.prepared)
+        if data.corpus == "files":
             train, valid = self.own_texts()
         else:
             train, valid = self.load("train"), self.load("val")
-        if options.corpus != "grammar":  # its short sentences recur by chance
+        if data.corpus != "grammar":  # its short sentences recur by chance
             for remark in remarks(train, {"val": valid}):
                 say(remark)
-        return (train if options.size is None else train.head(options.size)), valid
+        return (train if data.size is None else train.head(data.size)), valid
 
     def own_texts(self) -> tuple[ParallelText, ParallelText]:
         """Read the user's files."""
-        if self.train_files is None or self.valid_files is None:
-            raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
-        pair = language_codes(self.training.pair)
-        for path in (*self.train_files, *self.valid_files):
+        data = self.options.data
+        assert data.train_files is not None
+        assert data.valid_files is not None
+        pair = language_codes(data.pair)
+        for path in (*data.train_files, *data.valid_files):
             next(stream_lines(path), "")  # is it text at all?
-        train = read_parallel(*self.train_files, languages=pair)
-        return train, read_parallel(*self.valid_files, languages=pair, split="val")
+        train = read_parallel(*data.train_files, languages=pair)
+        return train, read_parallel(*data.valid_files, languages=pair, split="val")
 
     def __call__(self) -> int:
         """Train, score, and write the record; under torchrun, in several processes."""
-        if (self.training.corpus == "prepared") != (self.prepared is not None):
-            raise UsageError("--corpus prepared and --prepared FOLDER go together")
-        check_options(self.training)
-        check_running(self.running)
-        with together() as world:
+        check(self.options)
+        check_sources(self.options.data)
+        with process_group() as world:
             texts = world.main_first(self.texts)
-            options = self.training
+            options = self.options
             if isinstance(texts, Prepared):
                 options = prepared_options(options, texts)
-            kind = options.preset if options.model == "transformer" else options.model
-            out = self.out or Path("runs") / f"{options.corpus}-{options.pair}-{kind}"
+            model = options.model
+            kind = model.preset if model.architecture == "transformer" else model.architecture
+            out = self.out or Path("runs") / f"{options.data.corpus}-{options.data.pair}-{kind}"
             products = prepare_cpu()
-            run = Run(options, out, texts, world, self.running)
+            run = Trainer(options, out, texts, world)
             if world.main:
                 self.introduce(run, texts, products)
-            finished = run.go(progress=not self.quiet)
+            finished = run.train(progress=not self.quiet)
         if not world.main:
             return 0 if run.stopped is None else 128 + run.stopped
         say(pace(run))
         if not finished:
-            done, stopped = run.state["updates"], run.stopped
+            done, stopped = run.state.updates, run.stopped
             how = "stopped" if stopped is None else "interrupted"
             say(f"{NAME}: {how} after update {done}; the same command goes on from there")
             return 0 if stopped is None else 128 + stopped
@@ -231,16 +204,14 @@ class Train:
             run.state,
             scores,
             command_line(),
-            pairs=len(run.train),
+            pairs=len(run.pairs),
             processes=world.size,
         )
         data = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
         write_atomically(self.record or out / "record.json", data)
         return 0
 
-    def introduce(
-        self, run: Run, texts: tuple[ParallelText, ParallelText] | Prepared, products: Products
-    ) -> None:
+    def introduce(self, run: Trainer, texts: Texts, products: Products) -> None:
         """Say what is going to happen."""
         for text in () if isinstance(texts, Prepared) else texts:
             if report := text.report():
@@ -249,29 +220,25 @@ class Train:
             say(str(products))
         if run.world.size > 1:
             say(f"{run.world.size} processes")
-        say(f"{len(run.train)} sentence pairs, checkpoints in {run.folder}")
+        say(f"{len(run.pairs)} sentence pairs, checkpoints in {run.folder}")
 
-    def score(
-        self, run: Run, texts: tuple[ParallelText, ParallelText] | Prepared
-    ) -> dict[str, Any]:
+    def score(self, run: Trainer, texts: Texts) -> dict[str, Any]:
         """Score the best weights, and the mean of the last where that was asked for."""
         options = run.options
         if isinstance(texts, Prepared):
             split = test_split(texts)
             test = texts.lines(split)
         else:
-            split = TEST.get(options.corpus, "val")
-            test = self.load(split) if options.corpus in TEST else texts[1]
+            split = TEST.get(options.data.corpus, "val")
+            test = self.load(split) if options.data.corpus in TEST else texts[1]
         scores = {}
         for name, file in ((split, WEIGHTS), (f"{split}, averaged", AVERAGED)):
-            if file == AVERAGED:
-                if not options.average:
-                    continue
-                say(f"average of the last checkpoints: validation loss {run.average():.4f}")
+            if file == AVERAGED and not options.optim.average:
+                continue
             system = load_system(run.folder, weights=file)
             system.model.to(run.world.device)
             scores[name] = evaluate_system(system, test, progress=not self.quiet)
-            show(scores[name], f"{options.corpus} {name}, greedy")
+            show(scores[name], f"{options.data.corpus} {name}, greedy")
         return scores
 
 
@@ -280,29 +247,30 @@ def test_split(corpus: Prepared) -> str:
     return next((name for name in corpus.reports if name not in ("train", "val")), "val")
 
 
-def pace(run: Run) -> str:
-    """Say how fast a training is, and how long the whole of it takes at this pace."""
-    state, seconds = run.state, max(run.state["update_seconds"], 1e-9)
-    each = seconds / max(1, state["updates"])
-    rate = f", {describe_rate(state['flops'] / seconds, run.peak)}" if state["flops"] else ""
-    whole = timedelta(seconds=round(each * run.options.updates))
+def pace(run: Trainer) -> str:
+    """Say how fast a run is, and how long the whole of it takes at this pace."""
+    state, updates = run.state, run.options.optim.updates
+    seconds = max(state.update_seconds, 1e-9)
+    each = seconds / max(1, state.updates)
+    rate = f", {describe_rate(state.flops / seconds, run.peak)}" if state.flops else ""
     return (
-        f"{state['updates']} updates of {each:.2f} seconds, {state['tokens'] / seconds:.0f} target "
-        f"tokens a second{rate}; {run.options.updates} take {whole}"
+        f"{state.updates} updates of {each:.2f} seconds, {state.tokens / seconds:.0f} target "
+        f"tokens a second{rate}; {updates} take {timedelta(seconds=round(each * updates))}"
     )
 
 
-def prepared_options(options: Training, corpus: Prepared) -> Training:
+def prepared_options(options: Options, corpus: Prepared) -> Options:
     """Return the options with what was decided when the corpus was prepared."""
-    if options.size is not None:
+    data, usual = options.data, defaults({"corpus": "prepared"}).data
+    if data.size is not None:
         raise UsageError("--size: not for a prepared corpus; prepare another")
-    made, usual = corpus.options, RECIPES["prepared"]
-    decided = {name: getattr(made, name) for name in ("pair", "tokenizer", "vocabulary", "max_len")}
+    names = ("pair", "tokenizer", "vocabulary", "max_len")
+    decided = {name: getattr(corpus.options, name) for name in names}
     for name, value in decided.items():
-        if (given := getattr(options, name)) not in (value, getattr(usual, name)):
+        if (given := getattr(data, name)) not in (value, getattr(usual, name)):
             option = name.replace("_", "-")
             raise UsageError(f"--{option} {given}: {corpus.folder} was prepared with {value}")
-    return replace(options, **decided)
+    return options.replace(**decided)
 
 
 def command_line() -> str:
@@ -330,13 +298,10 @@ class Plot:
             raise UsageError(f"{self.model}: no log here (log.jsonl is missing)") from None
         except ValueError as error:
             raise UsageError(str(error)) from None
-        curve = []
-        for saved in reversed(trainings(self.model)):
-            with contextlib.suppress(CheckpointError):  # damaged, or replaced at this moment
-                curve = load_tensors(saved)[1]["curve"]
-                break
+        state = read_state(self.model)
+        curve = [] if state is None else [asdict(point) for point in state.curve]
         picture = io.BytesIO()
-        figure = training_figure(journal, curve, self.model.name)
+        figure = log_figure(journal, curve, self.model.name)
         figure.savefig(picture, format=path.suffix[1:])
         write_atomically(path, picture.getvalue())
         say(f"wrote {path}")
@@ -364,7 +329,7 @@ class Translate:
 
     def __call__(self) -> int:
         """Translate."""
-        system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
+        system = load_system(self.model, weights=AVERAGED if self.averaged else BEST)
         check_beam(system, self.beam, self.alpha)
         prepare_device(system)
         lines, name = read_text(self.input)
@@ -441,7 +406,7 @@ class Evaluate:
             return 0
         if self.model is None or self.hypotheses is not None or self.references is not None:
             raise UsageError("give a trained system's folder, or --hypotheses and --references")
-        system = load_system(self.model, weights=AVERAGED if self.averaged else WEIGHTS)
+        system = load_system(self.model, weights=AVERAGED if self.averaged else BEST)
         check_beam(system, self.beam, self.alpha)
         prepare_device(system)
         test = self.test(system)
@@ -784,17 +749,19 @@ def parse(args: Sequence[str]) -> Command:
         name, given, value = word.partition("=")
         if name == "--prepared":
             known["corpus"] = "prepared"
-        elif name in ("--corpus", "--preset", "--model"):
+        elif name in ("--corpus", "--preset", "--architecture", "--pair"):
             known[name[2:]] = value if given else following
-    recipe = find_recipe(**{"corpus": "grammar", **known})
+    recipe = defaults(known)
     corpus = known.get("corpus", "files")
-    large = corpus not in CORPORA or corpus not in RECIPES  # wmt14, and who knows what files
-    preparation = Preparation(vocabulary=RECIPES["prepared" if large else corpus].vocabulary)
+    large = corpus not in CORPORA or corpus == "wmt14"  # wmt14, and who knows what files
+    preparation = Preparation(
+        vocabulary=defaults({"corpus": "prepared" if large else corpus}).data.vocabulary
+    )
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
             return tyro.cli(
-                Annotated[Train, _command(Train, default=Train(training=recipe))]
+                Annotated[Train, _command(Train, default=Train(recipe))]
                 | Annotated[Plot, _command(Plot)]
                 | Annotated[Translate, _command(Translate)]
                 | Annotated[Evaluate, _command(Evaluate)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from annotated_transformer.translation.downloads import CorpusError
+from annotated_transformer.data.files import CorpusError
 
 ORDERS = 4
 

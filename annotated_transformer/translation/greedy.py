@@ -1,3 +1,4 @@
+# Written from book/translation/greedy.md: edit the chapter instead.
 """Greedy decoding: the most probable token, one after the other (§3.1, §6.1)."""
 
 from __future__ import annotations
@@ -71,21 +72,14 @@ def rows_of_parents(parents: Tensor) -> Tensor:
 
 
 class PrefixSteps(Steps):
-    """Steps that read the whole output so far again each time: right for every model, and slow.
-
-    Args:
-        model: In evaluation mode.
-        memory: The encoder's output, one row a sentence.
-        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
-        beam: Hypotheses of each sentence.
-    """
+    """Steps that read the whole output so far again each time: right for every model, and slow."""
 
     def __init__(
         self, model: EncoderDecoder, memory: Tensor, src_mask: Tensor, beam: int = 1
     ) -> None:
         self.model, self.beam = model, beam
-        self.memory = memory.repeat_interleave(beam, 0)  # (rows, m, d_model)
-        self.src_mask = src_mask.repeat_interleave(beam, 0)
+        self.memory = memory.repeat_interleave(beam, 0)  # (sentences, ...) to (rows, ...)
+        self.src_mask = src_mask.repeat_interleave(beam, 0)  # (rows, 1, m)
         self.prefix = torch.zeros(len(self.memory), 0, dtype=torch.long, device=memory.device)
 
     @torch.no_grad()
@@ -127,6 +121,39 @@ def readable_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: i
     return PrefixSteps(model, model.encode(src, src_mask), src_mask, beam)
 
 
+def decode_greedily(steps: Steps, limits: Tensor) -> Tensor:
+    """Take the most probable tokens until each sentence has ended or reached its limit.
+
+    Args:
+        steps: What decodes the sentences, with one hypothesis of each.
+        limits: Most tokens of each output ``(sentences,)``.
+
+    Returns:
+        Tokens ``(sentences, largest limit)``, padded after the end.
+    """
+    ys = torch.full((len(limits), int(limits.max())), PAD, device=limits.device)
+    rows = torch.arange(len(ys), device=ys.device)  # sentences of the batch that is left
+    token, going = torch.full_like(limits, BOS), limits > 0
+    for step in range(ys.size(1)):
+        left = going.nonzero()[:, 0]
+        if not len(left):
+            break
+        if (size := round_up(len(left))) < len(rows):  # finished sentences leave the batch
+            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
+            rows, token, going = rows[left], token[left], going[left]
+            steps.select(left)
+        token = steps.most_probable(token)
+        ys[rows, step] = token.where(going, PAD)
+        going = going & (limits[rows] > step + 1) & (token != EOS)
+    return ys
+
+
+def round_up(count: int) -> int:
+    """Return the next number of the form 2^k or 3 * 2^k, at least ``count``: few batch sizes."""
+    power = 1 << max(0, count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
 @torch.no_grad()
 def greedy_search(
     model: EncoderDecoder,
@@ -142,13 +169,12 @@ def greedy_search(
         model: In evaluation mode.
         sources: Tokens of each sentence, without special symbols; may be empty.
         max_len: Most tokens of an output, where it should be fewer than ``extra`` allows.
-        extra: An output has at most this many tokens more than its source (§6.1), and never more
-            than the model has positions.
+        extra: Most tokens that an output has more than its source (§6.1), as far as the
+            model's positions allow.
         start: Encodes the sentences, and returns what decodes them.
 
     Returns:
-        Tokens of each output, without special symbols; the same whether sentences come together
-        or alone.
+        Tokens of each output, without special symbols, the same in any batch.
 
     Raises:
         IndexError: A source, with its end symbol, is longer than the model's positions.
@@ -157,28 +183,7 @@ def greedy_search(
         return []
     src, mask = source_batch(sources, next(model.parameters()).device)
     limits = torch.tensor(output_limits(model, sources, max_len, extra), device=src.device)
-    ys = torch.full((len(src), int(limits.max()) + 1), PAD, device=src.device)
-    steps, token = start(model, src, mask, 1), torch.full_like(limits, BOS)
-    rows = torch.arange(len(src), device=src.device)  # sentences of the batch that is left
-    going = limits > 0
-    for step in range(ys.size(1) - 1):
-        left = going.nonzero()[:, 0]
-        if not len(left):
-            break
-        if (size := round_up(len(left))) < len(rows):  # finished sentences leave the batch
-            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
-            rows, token, going = rows[left], token[left], going[left]
-            steps.select(left)
-        token = steps.most_probable(token)
-        ys[rows, step] = token.where(going, PAD)
-        going = going & (limits[rows] > step + 1) & (token != EOS)
-    return [strip(row) for row in ys.tolist()]
-
-
-def round_up(count: int) -> int:
-    """Return the next number of the form 2^k or 3 * 2^k, at least ``count``: few batch sizes."""
-    power = 1 << max(0, count - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+    return [strip(row) for row in decode_greedily(start(model, src, mask, 1), limits).tolist()]
 
 
 def source_batch(sources: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -186,6 +191,12 @@ def source_batch(sources: list[list[int]], device: torch.device) -> tuple[Tensor
     width = max(len(s) for s in sources) + 1
     src = torch.tensor([[*s, EOS, *[PAD] * (width - len(s) - 1)] for s in sources], device=device)
     return src, padding_mask(src, PAD)
+
+
+def strip(tokens: list[int]) -> list[int]:
+    """Return the tokens before the end symbol, without padding."""
+    end = tokens.index(EOS) if EOS in tokens else len(tokens)
+    return [t for t in tokens[:end] if t != PAD]
 
 
 def max_positions(model: EncoderDecoder) -> int:
@@ -207,9 +218,3 @@ def output_limits(
     """
     most = max_positions(model) if max_len is None else min(max_len, max_positions(model))
     return [max(0, min(most, len(s) + extra)) for s in sources]
-
-
-def strip(tokens: list[int]) -> list[int]:
-    """Return the tokens before the end symbol, without padding."""
-    end = tokens.index(EOS) if EOS in tokens else len(tokens)
-    return [t for t in tokens[:end] if t != PAD]

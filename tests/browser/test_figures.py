@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 HTML = Path(__file__).parents[2] / "_build" / "html"
-FIGURES = "book/figures.html"
+FIGURES = "book/reference/figures.html"
 LIVE = [
     path.relative_to(HTML).as_posix()
     for path in sorted((HTML / "book").rglob("*.html"))

@@ -1,4 +1,4 @@
-"""The paper's training: its settings as a command, tried at its width on a made-up corpus."""
+"""The paper's run: its settings as a command, tried at its width on a made-up corpus."""
 
 import math
 import re
@@ -6,38 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from annotated_transformer.engineering import schedule
-from annotated_transformer.engineering.schedule import measure_pace, training_flops
-from annotated_transformer.model.transformer import PRESETS, ModelConfig
-from annotated_transformer.training.batches import Batch
-from annotated_transformer.training.monitoring import batch_flops, read_journal
+from annotated_transformer.engine.journal import read_journal
+from annotated_transformer.model.transformer import PRESETS
 from annotated_transformer.training.optimizer import rate
 from annotated_transformer.translation.checkpoints import trainings
 from annotated_transformer.translation.command import Train, main, parse
 from annotated_transformer.translation.system import PAPER
 from benchmarks.prepare import write_corpus
-
-
-def test_a_pace_is_what_a_step_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-
-    def costs(_: object, batches: list[Batch], *__: object, **___: object) -> None:
-        now[0] += 0.5 + 0.002 * batches[0].ntokens
-
-    monkeypatch.setattr(schedule, "update", costs)
-    monkeypatch.setattr(schedule.time, "perf_counter", lambda: now[0])
-    config = ModelConfig(N=1, d_model=16, d_ff=32, h=2)
-    pace = measure_pace(config, 50, sentences=3, length=7)
-    assert pace.token == pytest.approx(0.002)
-    assert pace.update == pytest.approx(0.5)
-    assert pace.step(25_000) == pytest.approx(50.5)
-    assert pace.flops * 7 == batch_flops(config, 50, [7], [7])
-
-
-def test_the_work_of_a_training() -> None:
-    config = PRESETS["base"]
-    one = batch_flops(config, 37_000, [25] * 1000, [25] * 1000)  # 25,000 tokens of each
-    assert training_flops(config, 37_000, 3, length=25) == 3 * one
 
 
 @pytest.mark.parametrize("preset", ["base", "big"])

@@ -1,5 +1,6 @@
 """The fast layer gives the readable layer's values and gradients, or hands back to it."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -11,11 +12,17 @@ from torch.nn.utils import parametrize
 
 from annotated_transformer.fast import model as module
 from annotated_transformer.fast.loss import FastLoss, fast_batch_loss
-from annotated_transformer.fast.model import FastModel, can_accelerate, dropout
+from annotated_transformer.fast.model import (
+    LEVELS,
+    FastModel,
+    can_accelerate,
+    dropout,
+    keep_mask,
+)
 from annotated_transformer.model import multi_head
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.embeddings import Embeddings
-from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.multi_head import MultiHeadedAttention, subsequent_mask
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.training.loop import batch_loss
@@ -116,6 +123,118 @@ def test_the_cheap_dropout_keeps_as_many_and_the_mean(seed, p):
     assert abs(share - p) < 6 * (p * (1 - p) / x.numel()) ** 0.5
     assert torch.allclose(y[y != 0], torch.tensor(1 / (1 - p), dtype=torch.double), rtol=1e-4)
     assert torch.equal(dropout(nn.Dropout(p).eval(), x), x)
+
+
+@pytest.mark.parametrize("p", [1e-4, 0.1, 0.3, 0.5, 0.999])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_rate_of_dropout_and_its_independence(p, seed):
+    torch.manual_seed(seed)
+    count = 2**19
+    keep = keep_mask(torch.empty(count), p)
+    true_rate = round(p * LEVELS) / LEVELS
+    assert abs(true_rate - p) <= 0.5 / LEVELS
+    error = math.sqrt(true_rate * (1 - true_rate) / count)
+    assert abs((~keep).double().mean().item() - true_rate) < 6 * error
+    dropped = (~keep).double() - true_rate
+    for lag in (1, 2, 3, 4, 5):  # inside a word of 64 bits, and across
+        product = (dropped[:-lag] * dropped[lag:]).mean().item()
+        assert abs(product) < 6 * true_rate * (1 - true_rate) / math.sqrt(count)
+
+
+def test_all_sixteen_patterns_of_a_word_are_equally_likely():
+    torch.manual_seed(0)
+    count = 2**18
+    keep = keep_mask(torch.empty(4 * count), 0.5).view(count, 4)
+    patterns = (keep * torch.tensor([1, 2, 4, 8])).sum(-1).bincount(minlength=16)
+    expected = count / 16
+    chi_square = ((patterns - expected) ** 2 / expected).sum().item()
+    assert chi_square < 50  # 15 degrees of freedom: one in 80,000 exceeds it
+
+
+def test_dropout_repeats_with_the_seed_and_has_the_derivative_of_its_mask():
+    module, x = nn.Dropout(0.5), torch.randn(4, 5, dtype=torch.double, requires_grad=True)
+
+    def drop(x: Tensor) -> Tensor:
+        torch.manual_seed(3)  # the same decisions each time
+        return dropout(module, x)
+
+    assert torch.equal(drop(x), drop(x))
+    assert not torch.equal(drop(x), dropout(module, x))
+    assert torch.autograd.gradcheck(drop, x)
+    assert dropout(nn.Dropout(0.0), x) is x
+
+
+def test_dropout_elsewhere_is_pytorchs(monkeypatch):
+    monkeypatch.setattr(module.F, "dropout", lambda x, p: ("pytorch", p))
+    assert dropout(nn.Dropout(0.5), torch.empty(3, device="meta")) == ("pytorch", 0.5)
+
+
+# --- nothing leaks ------------------------------------------------------------------------------
+
+
+def rows_of(net: EncoderDecoder, pairs: Batch, src: Tensor, tgt: Tensor) -> Tensor:
+    """Outputs ``(batch, n, d_model)``, zero at padding; dropout is the same each time."""
+    torch.manual_seed(5)
+    keep = pairs.tgt_y != pairs.pad
+    rows = FastModel(net)(src, tgt, pairs.src_mask[:, 0], keep)
+    return rows.new_zeros(*tgt.shape, 16).masked_scatter(keep.unsqueeze(-1), rows)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.booleans(), st.sampled_from(OPTIONS), st.data())
+def test_the_future_is_not_seen(seed, count, training, options, data):
+    net, pairs = model(seed, dropout=0.3, **options).train(training), batch(seed, count)
+    sentence = data.draw(st.integers(0, count - 1))
+    length = int((pairs.tgt_y[sentence] != pairs.pad).sum())
+    place = data.draw(st.integers(1, length - 1))
+    changed = pairs.tgt.clone()
+    changed[sentence, place] = 4 + (changed[sentence, place] - 3) % (VOCAB - 4)  # another token
+    with torch.no_grad():
+        before, after = (rows_of(net, pairs, pairs.src, tgt) for tgt in (pairs.tgt, changed))
+    assert torch.equal(before[sentence, :place], after[sentence, :place])
+    others = [i for i in range(count) if i != sentence]
+    assert torch.equal(before[others], after[others])
+    if not training:  # dropout may hide it
+        assert (before[sentence, place] - after[sentence, place]).abs().max() > 1e-6
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.booleans())
+def test_padding_is_not_seen(seed, count, training):
+    net, pairs = model(seed, dropout=0.3).train(training), batch(seed, count)
+    garbage = [
+        torch.where(keep, tokens, 7)
+        for tokens, keep in (
+            (pairs.src, pairs.src_mask[:, 0]),
+            (pairs.tgt, pairs.tgt_y != pairs.pad),
+        )
+    ]
+    with torch.no_grad():
+        before, after = (rows_of(net, pairs, *both) for both in ((pairs.src, pairs.tgt), garbage))
+    assert torch.equal(before, after)
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_a_batch_equals_its_sentences_one_by_one(seed, count):
+    net, pairs = model(seed), batch(seed, count)
+    together = rows_of(net, pairs, pairs.src, pairs.tgt)
+    for i in range(count):
+        m, n = int(pairs.src_mask[i].sum()), int((pairs.tgt_y[i] != pairs.pad).sum())
+        see = torch.ones(1, m, dtype=torch.bool), torch.ones(1, n, dtype=torch.bool)
+        alone = FastModel(net)(pairs.src[i : i + 1, :m], pairs.tgt[i : i + 1, :n], *see)
+        torch.testing.assert_close(together[i, :n], alone, rtol=0, atol=1e-11)
+
+
+def test_a_source_without_tokens_gives_what_the_readable_layer_gives():
+    net, keep = model(), torch.ones(2, 2, dtype=torch.bool)
+    src, tgt = torch.tensor([[0, 0], [7, 4]]), torch.tensor([[1, 5], [1, 6]])
+    expected = net(src, tgt, (src != 0).unsqueeze(1), subsequent_mask(2))
+    found = FastModel(net)(src, tgt, src != 0, keep)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected.flatten(0, 1), rtol=0, atol=1e-11)
+    (slope,) = torch.autograd.grad(found.sin().sum(), net.tgt_embed[0].lut.weight)
+    assert slope.isfinite().all()
 
 
 # --- where it hands back ------------------------------------------------------------------------

@@ -1,8 +1,10 @@
-"""Which cells are run before the one that checks a claim."""
+"""Which cells are run before the one that checks a claim, and how a module is broken for it."""
 
 import pytest
+import torch
 
-from tests.claims import Cell, needed
+from annotated_transformer.model.attention import attention
+from tests.claims import Cell, broken, needed
 
 CHECK = frozenset({"claim-9.9"})
 
@@ -27,3 +29,13 @@ CHECK = frozenset({"claim-9.9"})
 def test_cells_are_run_for_the_names_that_they_give(earlier: str, check: str, both: bool) -> None:
     first, second = Cell(1, earlier, frozenset()), Cell(2, check, CHECK)
     assert needed((first, second), "9.9") == ([first, second] if both else [second])
+
+
+def test_a_module_is_broken_for_those_who_imported_it_and_mended_after() -> None:
+    one = torch.ones(1, 4)
+    whole, _ = attention(one, one, one)
+    with broken("model/attention", "return weights @ value, weights", "return -value, weights"):
+        assert torch.equal(attention(one, one, one)[0], -whole)
+    assert torch.equal(attention(one, one, one)[0], whole)
+    with pytest.raises(AssertionError, match="occurs 0 times"), broken("model/attention", "?", ""):
+        pass

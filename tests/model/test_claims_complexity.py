@@ -36,7 +36,7 @@ BASE = "k if causal else k // 2 + 1"
         ("4.c", "before[:, -1].detach()", "before[:, -1]"),
         ("4.c", SHORT, LONG),
         ("4.d-P", "self.W(x).unbind", "x.unbind"),
-        ("4.d-M", "return lambda x: layer(x, x, x)", "return nn.Linear(d, d)"),
+        ("4.d-M", "return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)", "return q"),
         # windows that look one too far, past the end, or at everything
         ("4.e", "abs() <= reach) &", "abs() <= reach + 1) &"),
         ("4.e", " & (place < n)", ""),
@@ -53,6 +53,11 @@ BASE = "k if causal else k // 2 + 1"
         ("4.g", ", padding=k // 2, groups=d)", ", padding=k // 2)"),
         ("4.g", "self.across = nn.Linear(d, d)", "self.across = nn.Identity()"),
         ("4.g", "PositionwiseFeedForward(d, 4 * d, 0.0)", "PositionwiseFeedForward(d, 64, 0.0)"),
+        # products that are left out of a whole model's count
+        ("6.1a", "sum(targets) * d * vocab) * 2 * 3", "sum(targets) * d * vocab) * 2 * 2"),
+        ("6.1a", " + pairs * heads)", ")"),
+        ("6.1a", "2 * d * heads + d * heads +", "2 * d * heads +"),
+        ("6.1a", "(sum(sources) + sum(targets)) * token", "2 * sum(targets) * token"),
     ],
 )
 def test_broken_layers_are_noticed(claim, old, new):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from annotated_transformer.model.complexity import (
     Convolution,
@@ -26,9 +27,12 @@ from annotated_transformer.model.complexity import (
     neighbourhood_mask,
     operations,
     saved_bytes,
+    training_flops,
     windowed_attention,
 )
 from annotated_transformer.model.multi_head import MultiHeadedAttention, padding_mask
+from annotated_transformer.model.transformer import ModelConfig, base, build_model
+from annotated_transformer.training.batches import make_batch
 
 seeds = st.integers(0, 2**31)
 odd = st.integers(0, 5).map(lambda i: 2 * i + 1)
@@ -336,3 +340,66 @@ def test_fast_growing_dilations_leave_gaps():
 def test_what_looks_at_itself_connects_nothing():
     with pytest.raises(ValueError, match="5 layers do not connect 5 positions"):
         layers_to_connect(lambda depth: nn.Sequential(*[nn.Linear(2, 2)] * depth), normal(5, 2))
+
+
+# --- a whole model ---------------------------------------------------------------
+
+
+def counted(config, vocab, pairs, source, target):
+    """The operations that PyTorch sees in a forward and a backward pass."""
+    model = build_model(vocab, vocab, config)
+    for part in model.modules():
+        part.keep_weights = True  # the counter knows plain products on every device
+    src, tgt = torch.ones(pairs, source).long(), torch.ones(pairs, target).long()
+    seen, causal = torch.ones(1, 1, source).bool(), torch.ones(1, target, target).bool().tril()
+    with FlopCounterMode(display=False) as counter:
+        model.generator(model(src, tgt, seen, causal)).sum().backward()
+    return counter.get_total_flops()
+
+
+SIZES = {
+    "layers": st.integers(1, 3), "h": st.integers(1, 3), "d_k": st.integers(1, 5),
+    "d_v": st.integers(1, 5), "d_ff": st.integers(1, 9), "vocab": st.integers(5, 20),
+}  # fmt: skip
+
+
+def config_of(layers, h, d_k, d_v, d_ff):
+    return ModelConfig(N=layers, d_model=6, d_ff=d_ff, h=h, d_k=d_k, d_v=d_v, max_len=8)
+
+
+@settings(max_examples=12)
+@given(pairs=st.integers(1, 3), source=st.integers(1, 6), target=st.integers(1, 6), **SIZES)
+def test_a_step_costs_what_pytorch_counts(pairs, source, target, vocab, **sizes):
+    config = config_of(**sizes)
+    expected = counted(config, vocab, pairs, source, target)
+    assert training_flops(config, vocab, [source] * pairs, [target] * pairs) == expected
+
+
+@settings(max_examples=8)
+@given(
+    pairs=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=4), **SIZES
+)
+def test_a_batch_costs_what_its_sentences_cost_one_by_one(pairs, vocab, **sizes):
+    config = config_of(**sizes)
+    expected = sum(counted(config, vocab, 1, *pair) for pair in pairs)
+    sources, targets = zip(*pairs, strict=True)
+    assert training_flops(config, vocab, sources, targets) == expected
+
+
+def test_padding_costs_nothing():
+    batch = make_batch([[5] * 3, [5] * 9], [[6] * 8, [6] * 2])
+    keeps = batch.src_mask[:, 0], batch.tgt_y != batch.pad
+    sides = [side.sum(dim=1).tolist() for side in keeps]
+    assert sides == [[4, 10], [9, 3]]  # with the end symbol
+    config = ModelConfig(N=1, d_model=8, d_ff=8, h=2, max_len=16)
+    block = [[tokens.size(1)] * 2 for tokens in (batch.src, batch.tgt)]
+    assert training_flops(config, 20, *sides) < training_flops(config, 20, *block)
+    assert training_flops(config, 20, [], []) == 0
+    with pytest.raises(ValueError, match="shorter"):
+        training_flops(config, 20, [1, 2], [3])
+
+
+def test_operations_stay_whole_numbers():
+    work = training_flops(base, 37_000, [1000] * 25, [1001] * 25)
+    assert isinstance(work, int)
+    assert work == 25 * training_flops(base, 37_000, [1000], [1001])

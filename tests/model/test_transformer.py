@@ -1,7 +1,8 @@
-"""The whole model against PyTorch's, its parameters by counting, its cached and packed forms."""
+"""The whole model against PyTorch's, its sizes, its parameters by counting."""
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -9,18 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.model.attention import padding_mask, subsequent_mask
 from annotated_transformer.model.embeddings import LearnedPositions, sinusoid
+from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
 from annotated_transformer.model.transformer import (
     PRESETS,
     TABLE3,
     ModelConfig,
-    article_state,
     base,
     big,
     build_model,
     count_parameters,
-    initialise,
+    initialize,
     make_model,
     parameter_count,
     parameters_by_part,
@@ -70,27 +70,28 @@ def slopes(y, inputs):
 
 
 def parts(model, twin):
-    """Yield our parameters beside PyTorch's, for the stacks."""
+    """Yield PyTorch's parameters, each with those of ours that it consists of."""
     for ours, theirs in ((model.encoder, twin.encoder), (model.decoder, twin.decoder)):
         for layer, other in zip(ours.layers, theirs.layers, strict=True):
             attentions = [(layer.self_attn, other.self_attn)]
             if hasattr(layer, "src_attn"):
                 attentions.append((layer.src_attn, other.multihead_attn))
             for mine, its in attentions:
-                yield mine.in_proj.weight, its.in_proj_weight
-                yield mine.in_proj.bias, its.in_proj_bias
-                yield mine.out_proj.weight, its.out_proj.weight
-                yield mine.out_proj.bias, its.out_proj.bias
+                *projections, last = mine.linears
+                yield [p.weight for p in projections], its.in_proj_weight
+                yield [p.bias for p in projections], its.in_proj_bias
+                yield [last.weight], its.out_proj.weight
+                yield [last.bias], its.out_proj.bias
             modules = [(layer.feed_forward.w_1, other.linear1)]
             modules.append((layer.feed_forward.w_2, other.linear2))
             for i, sublayer in enumerate(layer.sublayer, start=1):
                 modules.append((sublayer.norm, getattr(other, f"norm{i}")))
             for mine, its in modules:
-                yield mine.weight, its.weight
-                yield mine.bias, its.bias
+                yield [mine.weight], its.weight
+                yield [mine.bias], its.bias
         if theirs.norm is not None:
-            yield ours.norm.weight, theirs.norm.weight
-            yield ours.norm.bias, theirs.norm.bias
+            yield [ours.norm.weight], theirs.norm.weight
+            yield [ours.norm.bias], theirs.norm.bias
 
 
 def twin_of(model, norm, training):
@@ -100,7 +101,7 @@ def twin_of(model, norm, training):
         twin.encoder.norm = twin.decoder.norm = None
     with torch.no_grad():
         for mine, its in parts(model, twin):
-            its.copy_(mine)
+            its.copy_(torch.cat(mine))
     stacks = (*model.encoder.parameters(), *model.decoder.parameters())
     assert sum(p.numel() for p in twin.parameters()) == sum(p.numel() for p in stacks)
     return twin.train(training)
@@ -126,84 +127,37 @@ def test_equals_pytorchs_transformer(norm, training, seed, lengths):
     )
     real = tgt != 0
     assert_close([y[real]], [theirs[real]])
-    mine, its = zip(*parts(model, twin), strict=True)
+    groups, its = zip(*parts(model, twin), strict=True)
     table = model.tgt_embed[0].lut.weight
-    assert_close(slopes(y[real], [table, *mine]), slopes(theirs[real], [table, *its]))
+    to_table, *to_ours = slopes(y[real], [table, *(p for group in groups for p in group)])
+    rest = iter(to_ours)
+    joined = [torch.cat([next(rest) for _ in group]) for group in groups]
+    assert_close([to_table, *joined], slopes(theirs[real], [table, *its]))
 
 
 # One model, computed in several ways
 
 
-def cached(model, src, tgt, src_mask, widths=()):
-    """Decode step by step with a cache; ``widths`` gives the sizes of the first steps."""
-    memory, cache, start, outputs = model.encode(src, src_mask), model.cache(tgt.size(1)), 0, []
-    for width in (*widths, *[1] * (tgt.size(1) - sum(widths))):
-        see = None
-        if width > 1:
-            see = subsequent_mask(start + width)[:, start:]
-        new = tgt[:, start : start + width]
-        outputs.append(model.decode(memory, src_mask, new, see, cache))
-        start += width
-    assert cache.length == tgt.size(1)
-    return torch.cat(outputs, dim=1)
-
-
 @settings(max_examples=15)
 @given(seeds, lengths, st.sampled_from(["post", "pre"]), st.booleans())
-def test_cached_equals_uncached(seed, lengths, norm, learned):
+def test_token_by_token_equals_all_at_once(seed, lengths, norm, learned):
     model = make(norm, seed, positions="learned" if learned else "sinusoid", max_len=8).eval()
     src, tgt, src_mask, _ = pairs(lengths, seed)
     whole = model(src, tgt, src_mask, subsequent_mask(tgt.size(1)))
-    assert_close([cached(model, src, tgt, src_mask)], [whole])
-    assert_close([cached(model, src, tgt, src_mask, (tgt.size(1),))], [whole])
+    memory = model.encode(src, src_mask)
+    steps = [
+        model.decode(memory, src_mask, tgt[:, :n], subsequent_mask(n))[:, -1]
+        for n in range(1, tgt.size(1) + 1)
+    ]
+    assert_close([torch.stack(steps, dim=1)], [whole])
 
 
-@pytest.mark.parametrize("widths", [(2,), (1, 3), (2, 2)])
-def test_a_prefix_may_enter_the_cache_at_once(widths):
-    model = make().eval()
-    src, tgt, src_mask, _ = pairs([(4, 5), (2, 5)])
-    whole = model(src, tgt, src_mask, subsequent_mask(5))
-    assert_close([cached(model, src, tgt, src_mask, widths)], [whole])
-
-
-def test_a_cache_follows_its_sentences():
-    model = make().eval()
-    src, tgt, src_mask, _ = pairs([(4, 3), (2, 3), (6, 3)])
-    whole = model(src, tgt, src_mask, subsequent_mask(3))
-    memory, cache = model.encode(src, src_mask), model.cache(3)
-    model.decode(memory, src_mask, tgt[:, :1], None, cache)
-    model.decode(memory, src_mask, tgt[:, 1:2], None, cache)
-    rows = torch.tensor([2, 0])
-    cache.select(rows)
-    last = model.decode(memory[rows], src_mask[rows], tgt[rows, 2:], None, cache)
-    assert_close([last[:, 0]], [whole[rows, 2]])
-    with pytest.raises(IndexError, match="capacity of 3"):
-        model.decode(memory[rows], src_mask[rows], tgt[rows, 2:], None, cache)
-
-
-@orders
 @settings(max_examples=10)
 @given(seeds, lengths)
-def test_packed_equals_padded(norm, seed, lengths):
-    src, tgt, src_mask, tgt_mask = pairs(lengths, seed)
-    model = make(norm, seed)
-    padded = model(src, tgt, src_mask, tgt_mask)[tgt != 0]
-    packed = model.forward_packed(src, tgt, src != 0, tgt != 0)
-    assert_close([packed], [padded])
-    inputs = [p for name, p in model.named_parameters() if not name.startswith("generator")]
-    assert_close(slopes(packed, inputs), slopes(padded, inputs))
-
-
-@pytest.mark.parametrize("mode", ["padded", "packed"])
-@settings(max_examples=10)
-@given(seeds, lengths)
-def test_a_batch_of_many_equals_one_by_one(mode, seed, lengths):
+def test_a_batch_of_many_equals_one_by_one(seed, lengths):
     src, tgt, src_mask, tgt_mask = pairs(lengths, seed)
     model = make(seed=seed)
-    if mode == "padded":
-        many = model(src, tgt, src_mask, tgt_mask)[tgt != 0]
-    else:
-        many = model.forward_packed(src, tgt, src != 0, tgt != 0)
+    many = model(src, tgt, src_mask, tgt_mask)[tgt != 0]
     one_by_one = []
     for i, (m, n) in enumerate(lengths):
         see_all, see_past = torch.ones(1, 1, m, dtype=torch.bool), subsequent_mask(n)
@@ -220,27 +174,80 @@ def test_a_sentence_without_a_source_token_is_defined():
     y = model(src, tgt, padding_mask(src, 0), subsequent_mask(2))
     assert y.isfinite().all()
     assert all(slope.isfinite().all() for slope in slopes(y, [model.tgt_embed[0].lut.weight]))
-    packed = model.forward_packed(src, tgt, src != 0, tgt != 0)
-    assert_close([packed], [y.flatten(0, 1)])
 
 
 @pytest.mark.parametrize("positions", ["sinusoid", "learned"])
-def test_too_long_sentences_are_refused_in_every_form(positions):
+def test_too_long_sentences_are_refused(positions):
     model = make(positions=positions, max_len=3)
     tokens = torch.ones(1, 4, dtype=torch.long)
-    mask, keep = torch.ones(1, 1, 4, dtype=torch.bool), torch.ones(1, 4, dtype=torch.bool)
+    mask = torch.ones(1, 1, 4, dtype=torch.bool)
     with pytest.raises(IndexError, match="4 tokens"):
         model.encode(tokens, mask)
+    memory = model.encode(tokens[:, :3], mask[..., :3])
     with pytest.raises(IndexError, match="4 tokens"):
-        model.forward_packed(tokens, tokens, keep, keep)
-    memory, cache = model.encode(tokens[:, :3], mask[..., :3]), model.cache(9)
-    for _ in range(3):
-        model.decode(memory, mask[..., :3], tokens[:, :1], None, cache)
-    with pytest.raises(IndexError, match="4 tokens"):
-        model.decode(memory, mask[..., :3], tokens[:, :1], None, cache)
+        model.decode(memory, mask[..., :3], tokens, subsequent_mask(4))
 
 
 # Making a model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tie": True}, "tie=True: choose among all, target, none"),
+        ({"tie": "both"}, "tie='both': choose among"),
+        ({"norm": "middle"}, "norm='middle': choose among post, pre"),
+        ({"positions": None}, "positions=None: choose among sinusoid, learned"),
+        ({"d_k": 0}, "d_k=0: must be a whole number above 0"),
+        ({"d_v": -1}, "d_v=-1: must be"),
+        ({"N": 0}, "N=0: must be"),
+        ({"d_model": 16.0}, "d_model=16.0: must be"),
+        ({"d_ff": "32"}, "d_ff='32': must be"),
+        ({"h": 2.5}, "h=2.5: must be"),
+        ({"max_len": 0}, "max_len=0: must be"),
+        ({"dropout": 1}, "dropout=1: must be at least 0 and below 1"),
+        ({"dropout": -0.1}, "dropout=-0.1: must be"),
+        ({"attention_dropout": math.nan}, "attention_dropout=nan: must be"),
+        ({"ff_dropout": "0.1"}, "ff_dropout='0.1': must be"),
+        ({"d_model": 10, "h": 3}, "d_model=10 is not a multiple of h=3"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_model(V, V, **options)
+    if "h" not in options or "d_model" not in options:  # those two are at odds in a layer only
+        with pytest.raises(ValueError, match=re.escape(message)):
+            ModelConfig(**options)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            dataclasses.replace(base, **options)
+
+
+def test_the_limits_themselves_are_allowed():
+    config = ModelConfig(1, 1, 1, 1, 1, 1, dropout=0, attention_dropout=0.999, max_len=1)
+    assert build_model(V, V, config).config is config
+
+
+def test_misspelt_options_are_refused():
+    with pytest.raises(TypeError, match="attention_droput"):
+        make_model(V, V, attention_droput=0.1)
+
+
+def test_every_option_reaches_the_model():
+    options = {"d_k": 3, "d_v": 5, "attention_dropout": 0.1, "ff_dropout": 0.2, "norm": "pre"}
+    options |= {"positions": "learned", "max_len": 9, "tie": "none"}
+    model = make_model(V, V, 1, 8, 12, 2, 0.3, **options)
+    config = ModelConfig(1, 8, 12, 2, dropout=0.3, **options)
+    assert model.config == config
+    layer = model.decoder.layers[0]
+    for attention in (layer.self_attn, layer.src_attn):
+        assert (attention.h, attention.d_k, attention.d_v, attention.dropout.p) == (2, 3, 5, 0.1)
+    assert (layer.feed_forward.w_1.out_features, layer.feed_forward.dropout.p) == (12, 0.2)
+    assert {frame.dropout.p for frame in layer.sublayer} == {0.3}
+    assert {frame.order for frame in layer.sublayer} == {"pre"}
+    assert [x[1].dropout.p for x in (model.src_embed, model.tgt_embed)] == [0.3, 0.3]
+    assert model.src_embed[1].max_len == 9
+    assert make_model(V, V, 1, 8, 12, 2).src_embed[1].max_len == 5000
+    assert model.training
 
 
 @settings(max_examples=15)
@@ -320,7 +327,7 @@ def test_vocabularies_of_two_sizes_share_no_matrix():
     model = make_model(5, 7, N=1, d_model=8, d_ff=8, h=2)
     assert model.generator.proj.weight is model.tgt_embed[0].lut.weight
     assert model.src_embed[0].lut.weight.shape == (5, 8)
-    with pytest.raises(ValueError, match="5 source tokens, 7 target tokens"):
+    with pytest.raises(ValueError, match=r"5 source and 7 target tokens.*tie='target'"):
         make_model(5, 7, N=1, d_model=8, d_ff=8, h=2, tie="all")
 
 
@@ -345,21 +352,22 @@ def test_first_weights():
             assert parameter.eq(0).all(), name
     assert model.generator.proj.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
     attention = model.encoder.layers[0].self_attn
-    for block in attention.in_proj.weight.split(attention.sizes):  # Glorot: a square matrix each
-        assert block.abs().max().item() == pytest.approx(math.sqrt(6 / 128), rel=0.01)
+    for linear in attention.linears:  # Glorot's bound, of a square matrix each
+        widest = linear.weight.abs().max().item()
+        assert widest == pytest.approx(math.sqrt(6 / 128), rel=0.01)
     widest = model.encoder.layers[0].feed_forward.w_1.weight.abs().max()
     assert widest.item() == pytest.approx(math.sqrt(6 / 320), rel=0.01)
     layers = torch.cat([p.flatten() for p in model.decoder.parameters()])
     torch.manual_seed(0)
-    initialise(model)
+    initialize(model)
     assert not torch.equal(layers, torch.cat([p.flatten() for p in model.decoder.parameters()]))
 
 
 def test_layers_start_differently():
     model = make_model(V, V, N=3, d_model=16, d_ff=24, h=4)
-    weights = [layer.self_attn.in_proj.weight for layer in model.encoder.layers]
-    weights += [layer.self_attn.in_proj.weight for layer in model.decoder.layers]
-    weights += [layer.src_attn.in_proj.weight for layer in model.decoder.layers]
+    weights = [layer.self_attn.linears[0].weight for layer in model.encoder.layers]
+    weights += [layer.self_attn.linears[0].weight for layer in model.decoder.layers]
+    weights += [layer.src_attn.linears[0].weight for layer in model.decoder.layers]
     assert len({weight.data_ptr() for weight in weights}) == 9
     assert all(not torch.equal(weights[0], other) for other in weights[1:])
 
@@ -369,48 +377,3 @@ def test_learned_positions_are_used_on_both_sides():
     assert isinstance(model.src_embed[1], LearnedPositions)
     assert model.src_embed[1].pe is not model.tgt_embed[1].pe
     torch.testing.assert_close(make().src_embed[1].pe[0, :7].float(), sinusoid(7, 16))
-
-
-def test_the_generator_gives_log_probabilities():
-    model = make()
-    x = torch.randn(2, 3, 16, dtype=torch.float64)
-    torch.testing.assert_close(model.generator(x).exp().sum(-1), torch.ones(2, 3).double())
-    torch.testing.assert_close(
-        model.generator(x).argmax(-1),
-        (x @ model.generator.proj.weight.T + model.generator.proj.bias).argmax(-1),
-    )
-
-
-# Weights of others
-
-
-def test_articles_names_are_translated():
-    torch.manual_seed(0)
-    state = {"src_embed.1.pe": torch.randn(1, 5, 4), "src_embed.0.lut.weight": torch.randn(3, 4)}
-    attention = "encoder.layers.0.self_attn"
-    for i in range(4):
-        state[f"{attention}.linears.{i}.weight"] = torch.randn(4, 4)
-        state[f"{attention}.linears.{i}.bias"] = torch.randn(4)
-    state |= {"encoder.norm.a_2": torch.randn(4), "encoder.norm.b_2": torch.randn(4)}
-    ours = article_state(state)
-    assert set(ours) == {
-        "src_embed.0.lut.weight",
-        *(
-            f"{attention}.{part}_proj.{kind}"
-            for part in ("in", "out")
-            for kind in ("weight", "bias")
-        ),
-        "encoder.norm.weight",
-        "encoder.norm.bias",
-    }
-    queries, keys, values = ours[f"{attention}.in_proj.weight"].chunk(3)
-    assert torch.equal(queries, state[f"{attention}.linears.0.weight"])
-    assert torch.equal(keys, state[f"{attention}.linears.1.weight"])
-    assert torch.equal(values, state[f"{attention}.linears.2.weight"])
-    assert torch.equal(ours[f"{attention}.out_proj.bias"], state[f"{attention}.linears.3.bias"])
-    x = torch.randn(4)
-    mean, sample = x.mean(), x.std()  # the article divides by the sample's deviation
-    theirs = state["encoder.norm.a_2"] * (x - mean) / sample + state["encoder.norm.b_2"]
-    norm = nn.LayerNorm(4, eps=0)
-    norm.load_state_dict({k: ours[f"encoder.norm.{k}"] for k in ("weight", "bias")})
-    torch.testing.assert_close(norm(x), theirs)

@@ -30,7 +30,7 @@ CHAPTER = "results/machine_translation"
     [
         ("days * 24 * 3600 * gpus", "days * 24 * 3600"),
         ('"P100": 9.5e12', '"P100": 9.3e12'),
-        ("steps * product_flops(config", "2 * steps * product_flops(config"),
+        ("steps * training_flops(config", "2 * steps * training_flops(config"),
     ],
 )
 def test_claim_6_1a_can_fail(old: str, new: str) -> None:

@@ -4,24 +4,38 @@ import pytest
 
 from tests.claims import assert_claim_can_fail
 
-BATCHES, OPTIMIZER, REGULARIZATION = (
-    f"training/{name}" for name in ("batches", "optimizer", "regularization")
+BATCHES, DISTRIBUTED, OPTIMIZER, REGULARIZATION = (
+    f"training/{name}" for name in ("batches", "distributed", "optimizer", "regularization")
 )
 
 
 @pytest.mark.parametrize(
     ("claim", "old", "new"),
     [
-        # the bound: forgets the sentence to come; counts real tokens; looks at one side only
-        ("5.1b-P", "width * (len(batch) + 1) > max_tokens", "width * len(batch) > max_tokens"),
-        ("5.1b-P", "width = max(width, *lengths[i])", "width = max(width, lengths[i][0])"),
+        # the bound: takes one sentence more; counts real tokens; looks at one side only
+        ("5.1b-P", "torch.arange(1, len(candidates) + 1)", "torch.arange(len(candidates))"),
+        ("5.1b-P", "longest * torch.arange(1, len(candidates) + 1)", "candidates.cumsum(dim=0)"),
+        ("5.1b-P", "longer = lengths.amax(dim=1)", "longer = lengths[:, 0]"),
         # padding: not sorted at all; sorted by something else than length
-        ("5.1b-M", "sorted(order[start : start + size], key=by_longer)", "order[start:][:size]"),
-        ("5.1b-M", "return max(lengths[i]), lengths[i]", "return i % 7, lengths[i]"),
+        ("5.1b-M", "part[by.argsort(stable=True)]", "part"),
+        ("5.1b-M", "by = source.maximum(target) * (2 * most) + source - target", "by = part % 7"),
     ],
 )
 def test_batches(claim, old, new):
     assert_claim_can_fail(BATCHES, claim, old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("100_000 * 0.4 / 3600", "100_000 * 0.5 / 3600"),  # another second, another number of steps
+        ("300_000 * 1.0 / 86_400", "300_000 * 1.1 / 86_400"),
+        ("12 * 3600 / 100_000", "16 * 3600 / 100_000"),
+        ("3.5 * 86_400 / 300_000", "4 * 86_400 / 300_000"),
+    ],
+)
+def test_hardware_and_schedule(old, new):
+    assert_claim_can_fail(DISTRIBUTED, "5.2a", old, new)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +49,9 @@ def test_batches(claim, old, new):
         ("5.3b", "min(step**-0.5,", "max(step**-0.5,"),
         ("5.3b", "factor * model_size**-0.5", "factor * model_size**-0.4"),
         ("5.3b", "rate(done + 1, model_size", "rate(done, model_size"),
-        # moved on by every micro-batch
+        # moved on by every micro-batch: in a loop written out, and in the loop of the package
         ("5.3b", "schedule.step()  # once", "[schedule.step() for _ in range(accumulate)]  # once"),
+        ("5.3b", "schedule, accumulate=accumulate):", "schedule, accumulate=1):"),
     ],
 )
 def test_optimizer(claim, old, new):
@@ -70,13 +85,14 @@ def test_dropout(old, new):
         ("dist[:, padding_idx] = 0.0", "pass"),
         ("(smoothing / share if variant ==", "(0 * share if variant =="),
         ("(1 - one_hot) * e / (len(x) - 1)", "(1 - one_hot) * e / len(x)"),
-        # the loss without a table
-        ("keep = target != self.padding_idx", "keep = target == target"),
-        ("rest = rest - gold", "pass"),
-        ('{"paper": 0, "others": 1, "article": 2}', '{"paper": 0, "others": 1, "article": 1}'),
-        ("loss - self.smoothing / share * rest", "loss - self.smoothing * rest"),
-        ("- len(target) * self._entropy(share)", ""),
-        ("x[keep].clamp(min=FLOOR)", "x[keep]"),
+        ("dist[target == padding_idx] = 0.0", "pass"),
+        # the module
+        ("variant=self.variant,\n", "\n"),
+        ('KLDivLoss(reduction="sum")', 'KLDivLoss(reduction="batchmean")'),
+        ("loss: Tensor = self.criterion(x, self.true_dist)", "loss = -(x * self.true_dist).sum()"),
+        ("x = x.clamp(min=-1e4)", "pass"),
+        # the loss of the training loop
+        ("ignore_index=PAD, label_smoothing=e", "label_smoothing=e"),
     ],
 )
 def test_label_smoothing(old, new):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
-from annotated_transformer.model.attention import subsequent_mask
+from annotated_transformer.fast.loss import fast_batch_loss
+from annotated_transformer.model.multi_head import subsequent_mask
 from annotated_transformer.notation import BOS, EOS, PAD, UNK
 from annotated_transformer.training.copy_task import data_gen, train_copy_task
-from annotated_transformer.training.loop import evaluate
+from annotated_transformer.training.loop import batch_loss, evaluate
 
 
 def test_data_are_copies_between_the_named_tokens():
@@ -37,9 +40,15 @@ def test_a_vocabulary_without_symbols_is_refused():
         next(data_gen(4, 2, 1))
 
 
-def test_a_small_model_learns_to_copy():
+def test_the_article_calls_it_with_three_numbers():
+    assert inspect.signature(data_gen).parameters.keys() >= {"V", "batch", "nbatches"}
+    assert [len(batch.src) for batch in data_gen(11, 3, 2)] == [3, 3]
+
+
+@pytest.mark.parametrize(("seed", "loss"), [(7, batch_loss), (8, batch_loss), (9, fast_batch_loss)])
+def test_a_small_model_learns_to_copy(seed, loss):
     state = torch.get_rng_state()
-    model, history = train_copy_task(seed=7, V=7, length=4, updates=250, batch_size=48)
+    model, history = train_copy_task(seed, V=7, length=4, updates=250, batch_size=48, loss=loss)
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training
     assert len(history) == 250
@@ -53,4 +62,5 @@ def test_a_small_model_learns_to_copy():
         for n in range(1, batch.src.size(1) + 1):
             x = model.decode(memory, batch.src_mask, written, subsequent_mask(n))
             written = torch.cat([written, model.generator(x[:, -1]).argmax(1, keepdim=True)], 1)
-    assert torch.equal(written[:, 1:][batch.src_keep], batch.src[batch.src_keep])
+    real = batch.src != PAD
+    assert torch.equal(written[:, 1:][real], batch.src[real])

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.model.transformer import EncoderDecoder, make_model
+from annotated_transformer.fast.loss import FastLoss
+from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import PAD
 from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.training.distributed import (
-    World,
-    evaluate_together,
-    meet,
-    own_shares,
+    DistributedWorld,
+    LossModule,
+    full_tensor,
+    local_batches,
+    local_validation,
+    process_group,
+    rendezvous_store,
+    replica_loss,
     replicate,
-    share,
-    together,
-    update_together,
+    reshard,
+    shard,
+    shard_like,
+    split_batch,
 )
-from annotated_transformer.training.loop import evaluate, update
+from annotated_transformer.training.loop import ALONE, evaluate, update
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 from tests.processes import torchrun
 
@@ -44,15 +52,24 @@ def a_model(seed: int = 0) -> EncoderDecoder:
     return make_model(30, 30, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).double()
 
 
-def drawn(count: int, chance: torch.Generator) -> Sentences:
-    sizes = torch.randint(1, 12, (2, count), generator=chance).tolist()
-    return [[torch.randint(4, 30, (n,), generator=chance).tolist() for n in side] for side in sizes]
+def drawn(count: int, rng: torch.Generator) -> Sentences:
+    sizes = torch.randint(1, 12, (2, count), generator=rng).tolist()
+    return [[torch.randint(4, 30, (n,), generator=rng).tolist() for n in side] for side in sizes]
+
+
+def lengths(batch: Batch) -> torch.Tensor:
+    """Return the tokens of each sentence, of both sides, that have to be computed."""
+    return batch.src_mask.sum((1, 2)) + (batch.tgt_y != PAD).sum(1)
 
 
 def rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
     """Return what a batch has to learn, without padding."""
     both = zip(batch.src.tolist(), batch.tgt_y.tolist(), strict=True)
     return sorted(([i for i in s if i != PAD], [i for i in t if i != PAD]) for s, t in both)
+
+
+Kind = Callable[[EncoderDecoder], nn.Module]
+LAYERS = pytest.mark.parametrize("kind", [LossModule, FastLoss])
 
 
 # --- shares ----------------------------------------------------------------------------------
@@ -62,48 +79,60 @@ def rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
 @given(pairs=SIDES, size=st.integers(1, 5))
 def test_shares_are_all_of_the_batch_and_even(pairs: Any, size: int) -> None:
     batch = make_batch([s for s, _ in pairs], [t for _, t in pairs])
-    shares = [share(batch, World(rank, size)) for rank in range(size)]
+    shares = [split_batch(batch, DistributedWorld(rank, size)) for rank in range(size)]
     counted = [part for part in shares if part.ntokens]
     assert sorted(itertools.chain(*map(rows, counted))) == rows(batch)
     assert max(len(part.src) for part in counted) - min(len(p.src) for p in counted) <= 1
-    heavy = [int(part.src_keep.sum() + part.tgt_keep.sum()) for part in counted]
-    longest = int((batch.src_keep.sum(1) + batch.tgt_keep.sum(1)).max())
-    assert max(heavy) - min(heavy) <= longest
+    heavy = [int(lengths(part).sum()) for part in counted]
+    assert max(heavy) - min(heavy) <= int(lengths(batch).max())
     for part in counted:  # no column that is padding alone
-        assert part.src_keep.any(0).all()
-        assert part.tgt_keep.any(0).all()
+        assert part.src_mask.any(0).all()
+        assert (part.tgt_y != PAD).any(0).all()
 
 
 @settings(max_examples=60)
 @given(count=st.integers(1, 9), size=st.integers(1, 4))
 def test_micro_batches_are_dealt_out_and_all_have_equally_many(count: int, size: int) -> None:
-    chance = torch.Generator().manual_seed(count)
-    batches = [make_batch(*drawn(3, chance)) for _ in range(count)]
-    parts = [own_shares(batches, lambda batch: batch, World(rank, size)) for rank in range(size)]
-    assert len({len(part) for part in parts}) == 1
-    dealt = itertools.chain(*(rows(batch) for part in parts for batch in part if batch.ntokens))
-    assert sorted(dealt) == sorted(itertools.chain(*map(rows, batches)))
+    rng = torch.Generator().manual_seed(count)
+    batches = [make_batch(*drawn(3, rng)) for _ in range(count)]
+    worlds = [DistributedWorld(rank, size) for rank in range(size)]
+    for share in (local_batches, local_validation):
+        parts = [list(share(batches, lambda batch: batch, world)) for world in worlds]
+        assert len({len(part) for part in parts}) == 1
+        dealt = itertools.chain(*(rows(batch) for part in parts for batch in part if batch.ntokens))
+        assert sorted(dealt) == sorted(itertools.chain(*map(rows, batches)))
 
 
-def test_measuring_leaves_the_mode_and_counts_idle_batches_as_nothing() -> None:
-    model, chance = a_model(), torch.Generator().manual_seed(3)
-    batches = [make_batch(*drawn(n, chance)) for n in (3, 5, 2)]
-    replica, exact = replicate(model.train(), World()), evaluate(model, batches)
-    found = evaluate_together(replica, batches, lambda batch: batch, World())
+@LAYERS
+def test_measuring_leaves_the_mode_and_counts_empty_batches_as_nothing(kind: Kind) -> None:
+    model, rng = a_model(), torch.Generator().manual_seed(3)
+    batches = [make_batch(*drawn(n, rng)) for n in (3, 5, 2)]
+    replica, exact = replicate(kind(model.train()), ALONE), evaluate(model, batches)
+    parts = [local_validation(batches, lambda b: b, DistributedWorld(k, 2)) for k in range(2)]
+    found = evaluate(replica, itertools.chain(*parts), loss=replica_loss)
     assert (found.nll, found.tokens) == (pytest.approx(exact.nll), exact.tokens)
     assert model.training
+    assert replica.training
 
 
-def test_pieces_need_several_processes() -> None:
+def test_shards_need_several_processes() -> None:
     with pytest.raises(ValueError, match="several processes"):
-        replicate(a_model(), World(), pieces=True)
+        shard(LossModule(a_model()), [], ALONE)
 
 
-def test_an_idle_share_changes_nothing() -> None:
+def test_without_shards_a_tensor_is_whole() -> None:
+    tensor = torch.ones(2)
+    assert full_tensor(tensor) is tensor
+    assert shard_like(tensor, torch.zeros(2)) is tensor
+    reshard(LossModule(a_model()))  # nothing was gathered
+
+
+@LAYERS
+def test_an_empty_share_changes_nothing(kind: Kind) -> None:
     model = a_model()
-    idle = share(make_batch([[5]], [[6]]), World(1, 2))
-    assert idle.ntokens == 0
-    loss, nll = replicate(model, World())(idle, 0.1, 7)
+    empty = split_batch(make_batch([[5]], [[6]]), DistributedWorld(1, 2))
+    assert empty.ntokens == 0
+    loss, nll = replicate(kind(model), ALONE)(empty, 0.1, 7)
     loss.backward()
     assert loss.item() == nll.item() == 0
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
@@ -113,16 +142,20 @@ def test_an_idle_share_changes_nothing() -> None:
 
 
 def test_alone_it_is_the_update_of_the_loop() -> None:
-    chance = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     models = a_model(), a_model()
     optimizers = [make_adam(model) for model in models]
     schedules = [noam_schedule(optimizer, 16, 0.1, 5) for optimizer in optimizers]
-    replica = replicate(models[1], World())
+    world = DistributedWorld()
+    replica = replicate(LossModule(models[1]), world)
     for _ in range(4):
-        group = [make_batch(*drawn(n, chance)) for n in (3, 5)]
+        group = [make_batch(*drawn(n, rng)) for n in (3, 5)]
+        own = local_batches(group, lambda batch: batch, world)
         one = update(models[0], group, optimizers[0], schedules[0], 0.1)
-        other, _ = update_together(replica, group, optimizers[1], World(), schedules[1], 0.1)
-        assert (one.nll, one.tokens) == (other.nll, other.tokens)
+        other = update(
+            replica, own, optimizers[1], schedules[1], 0.1, loss=replica_loss, world=world
+        )
+        assert (one.nll, one.tokens, one.grad_norm) == (other.nll, other.tokens, other.grad_norm)
     assert schedules[0].last_epoch == schedules[1].last_epoch == 4
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(a, b)
@@ -130,23 +163,41 @@ def test_alone_it_is_the_update_of_the_loop() -> None:
 
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    with together() as world:
+    with process_group() as world:
         assert (world.rank, world.size, world.main) == (0, 1, True)
-        assert world.total(1.5, 2.0) == [1.5, 2.0]
+        assert world.sum(1.5, 2.0) == [1.5, 2.0]
+        assert world.main_first(lambda: "done") == "done"
+        state = torch.tensor([1, 2], dtype=torch.uint8)
+        assert [one.tolist() for one in world.gather(state)] == [[1, 2]]
     assert not torch.distributed.is_initialized()
 
 
-def test_nothing_to_learn_and_no_number() -> None:
+@pytest.mark.parametrize("missing", ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_rank_without_the_rest_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    with pytest.raises(ValueError, match=f"RANK is set and {missing} is not.*torchrun"):  # noqa: SIM117
+        with process_group():
+            pass
+    assert not torch.distributed.is_initialized()
+
+
+@LAYERS
+def test_nothing_to_learn_and_nan(kind: Kind) -> None:
     model = a_model()
     optimizer = make_adam(model)
-    replica = replicate(model, World())
-    idle = share(make_batch([[5]], [[6]]), World(1, 2))
+    replica = replicate(kind(model), ALONE)
+    empty = split_batch(make_batch([[5]], [[6]]), DistributedWorld(1, 2))
     with pytest.raises(ValueError, match="at least one target token"):
-        update_together(replica, [idle], optimizer, World())
+        update(replica, [empty], optimizer, loss=replica_loss)
     nn.init.constant_(model.generator.proj.bias, float("nan"))
     before = model.src_embed[0].lut.weight.clone()
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
-        update_together(replica, [make_batch([[5]], [[6]])], optimizer, World())
+        update(replica, [make_batch([[5]], [[6]])], optimizer, loss=replica_loss)
     assert torch.equal(model.src_embed[0].lut.weight, before)
     assert all(p.grad is None for p in model.parameters())
 
@@ -156,57 +207,87 @@ def test_nothing_to_learn_and_no_number() -> None:
 PROGRAM = """
 import json, sys, torch
 import torch.distributed as dist
-from torch import nn
+from annotated_transformer.fast.loss import FastLoss
+from annotated_transformer.fast.model import FastModel, can_accelerate
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.distributed import (
-    evaluate_together, own_shares, replicate, together, update_together, whole)
+    LossModule, full_tensor, local_batches, local_validation, process_group, replica_loss,
+    replicate, reshard, shard, shard_like)
+from annotated_transformer.training.loop import evaluate, update
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 
 torch.set_num_threads(1)
-groups, where, pieces = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3] == "pieces"
-sums = [0]
-with together() as world:
+groups, where, (form, layer) = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3].split()
+sums, shards = [0], form == "shards"
+with process_group() as world:
     torch.manual_seed(world.rank)  # the weights of rank 0 count
     model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).double()
-    replica = replicate(model, world, pieces=pieces)
+    if layer == "fast":
+        module = FastLoss(model)
+        layers = module.model.blocks
+    else:
+        module = LossModule(model)
+        layers = [*model.encoder.layers, *model.decoder.layers]
+    replica = shard(module, layers, world) if shards else replicate(module, world)
     optimizer = make_adam(model)
     schedule = noam_schedule(optimizer, 16, 0.1, 5)
     local = sum(getattr(p, 'to_local', lambda: p)().numel() for p in model.parameters())
-    if world.size > 1 and not pieces:
+    if world.size > 1 and not shards:
         def count(_, bucket):
             sums[0] += 1
             work = dist.all_reduce(bucket.buffer().div_(world.size), async_op=True)
             return work.get_future().then(lambda done: done.value()[0])
         replica.register_comm_hook(None, count)
-    losses = []
+
+    def learn(batches, schedule=None, smoothing=0.0):
+        return update(
+            replica, batches, optimizer, schedule, smoothing, loss=replica_loss, world=world)
+
+    def measure():
+        batches = local_validation(groups[0], lambda sides: make_batch(*sides), world)
+        found = evaluate(replica, batches, loss=replica_loss, world=world)
+        reshard(replica)
+        return found
+
+    losses, norms = [], []
     for group in groups:
-        shares = own_shares(group, lambda sides: make_batch(*sides), world)
-        made, _ = update_together(replica, shares, optimizer, world, schedule, 0.1)
+        batches = local_batches(group, lambda sides: make_batch(*sides), world)
+        made = learn(batches, schedule, 0.1)
         losses.append(made.loss)
-        if len(losses) == 10:  # in between: measured, and saved
-            evaluate_together(replica, groups[0], lambda sides: make_batch(*sides), world)
-            saved = [whole(p.detach()).numpy().sum() for p in model.parameters()]
+        norms.append(made.grad_norm)
+        if len(losses) == 10:  # in between: measured, saved, and loaded
+            measure()
+            for p in model.parameters():
+                saved = full_tensor(p.detach()).clone()
+                with torch.no_grad():
+                    p.zero_()
+                    p.copy_(shard_like(saved, p))
     tied = model.generator.proj.weight is model.src_embed[0].lut.weight
-    measured = evaluate_together(replica, groups[0], lambda sides: make_batch(*sides), world)
-    kept = [whole(p.detach()).clone() for p in model.parameters()]
+    fast = isinstance(module.model, FastModel) and can_accelerate(model)
+    measured = measure()
+    kept = [full_tensor(p.detach()).clone() for p in model.parameters()]
+    named = {name: full_tensor(p).sum().item() for name, p in model.state_dict().items()}
     first = []
     try:
         world.main_first(lambda: first.append(world.rank))
         world.main_first(lambda: [] if world.rank else 1 / 0)
     except (SystemExit, ZeroDivisionError) as error:
         first.append(type(error).__name__)
-    if world.main:  # one process alone meets no number
+    ranks = [int(one) for one in world.gather(torch.tensor([world.rank]))]
+    if world.main:  # one process alone meets a NaN
         bias = model.generator.proj.bias
         getattr(bias, 'to_local', lambda: bias)().detach().fill_(float("nan"))
     told = ""
     try:
-        update_together(replica, shares, optimizer, world)
+        learn(batches)
     except FloatingPointError as error:
         told = str(error)
-    state = {"losses": losses, "sums": sums[0], "told": told, "updates": schedule.last_epoch,
-             "tied": tied, "local": local, "measured": [measured.nll, measured.tokens],
-             "first": first, "weights": [w.flatten().tolist() for w in kept]}
+    state = {"losses": losses, "norms": norms, "sums": sums[0], "told": told, "named": named,
+             "fast": fast,
+             "updates": schedule.last_epoch, "tied": tied, "local": local, "ranks": ranks,
+             "measured": [measured.nll, measured.tokens], "first": first,
+             "weights": [w.flatten().tolist() for w in kept]}
     with open(f"{where}.{world.rank}", "w") as file:
         json.dump(state, file)
 """
@@ -215,11 +296,11 @@ with together() as world:
 AGAIN = """
 import os, pathlib, signal, sys, time, torch
 import torch.distributed as dist
-from annotated_transformer.training.distributed import together
+from annotated_transformer.training.distributed import process_group
 mark = pathlib.Path(sys.argv[1])
 again = mark.exists()
 time.sleep(2 * again * int(os.environ["RANK"]))  # the other one looks for an address that is gone
-with together() as world:
+with process_group() as world:
     total = torch.ones(())
     dist.all_reduce(total)
     if not again and world.rank == 1:
@@ -267,12 +348,10 @@ def test_several_machines_are_told_how_to_start_again(monkeypatch: pytest.Monkey
     for name, value in {**given, **agent}.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(UserWarning, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        assert meet(timedelta(seconds=20))[1:] == (0, 2)
+        assert rendezvous_store(timedelta(seconds=20))[1:] == (0, 2)
 
 
-def run(
-    folder: Path, groups: list[list[Sentences]], size: int, form: str = "copies"
-) -> list[dict[str, Any]]:
+def run(folder: Path, groups: list[list[Sentences]], size: int, form: str) -> list[dict[str, Any]]:
     """Run the program in several processes; return what each of them saw."""
     (folder / "program.py").write_text(PROGRAM)
     (folder / "groups.json").write_text(json.dumps(groups))
@@ -281,27 +360,37 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("size", "parts", "form"), [(2, 3, "copies"), (4, 1, "copies"), (2, 3, "pieces")]
+    ("size", "parts", "form"),
+    [
+        (2, 3, "replicas readable"),
+        (2, 3, "replicas fast"),
+        (4, 1, "replicas fast"),
+        (2, 3, "shards readable"),
+        (2, 3, "shards fast"),
+    ],
 )
 def test_processes_and_splits_give_the_same_weights(
     tmp_path: Path, size: int, parts: int, form: str
 ) -> None:
-    chance = torch.Generator().manual_seed(size)
-    wholes = [drawn(int(torch.randint(3, 11, (), generator=chance)), chance) for _ in range(20)]
+    rng = torch.Generator().manual_seed(size)
+    wholes = [drawn(int(torch.randint(3, 11, (), generator=rng)), rng) for _ in range(20)]
     split = [[[side[k::parts] for side in whole] for k in range(parts)] for whole in wholes]
     states = run(tmp_path, split, size, form)
 
     model = a_model()
     optimizer = make_adam(model)
     schedule = noam_schedule(optimizer, 16, 0.1, 5)
-    losses = [
-        update(model, [make_batch(*whole)], optimizer, schedule, 0.1).loss for whole in wholes
-    ]
+    made = [update(model, [make_batch(*whole)], optimizer, schedule, 0.1) for whole in wholes]
     measured = evaluate(model, [make_batch(*wholes[0])])
+    named = {name: p.sum().item() for name, p in model.state_dict().items()}
     for state in states:
-        assert state["losses"] == pytest.approx(losses, abs=1e-9)
+        assert state["losses"] == pytest.approx([one.loss for one in made], abs=1e-9)
+        assert state["norms"] == pytest.approx([one.grad_norm for one in made], abs=1e-9)
         assert state["measured"] == pytest.approx([measured.nll, measured.tokens], abs=1e-7)
+        assert state["named"] == pytest.approx(named, abs=1e-7)  # under the readable names
         assert state["updates"] == 20
+        assert state["fast"] == form.endswith("fast")  # that layer still computes
+        assert state["ranks"] == list(range(size))
         assert "lower the learning rate" in state["told"]  # in the processes without nan as well
         for ours, whole in zip(state["weights"], model.parameters(), strict=True):
             assert ours == pytest.approx(whole.flatten().tolist(), abs=1e-9)
@@ -310,7 +399,7 @@ def test_processes_and_splits_give_the_same_weights(
     assert [state["first"] for state in states] == [[k, name] for k, name in enumerate(failed)]
     assert states[0]["tied"]
     held = sum(p.numel() for p in model.parameters())
-    if form == "pieces":  # each holds about half
+    if form.startswith("shards"):  # each holds about half
         assert all(state["local"] < 0.6 * held for state in states)
         assert sum(state["local"] for state in states) == held
     else:  # once an update and bucket, not once a micro-batch; here are one or two buckets

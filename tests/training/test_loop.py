@@ -8,11 +8,22 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from annotated_transformer.fast.loss import fast_batch_loss
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import PAD
 from annotated_transformer.training.batches import Batch, make_batch
-from annotated_transformer.training.loop import Progress, batch_loss, evaluate, fit, update
+from annotated_transformer.training.loop import (
+    LossScale,
+    NonFiniteError,
+    Progress,
+    World,
+    batch_loss,
+    evaluate,
+    fit,
+    update,
+)
 from annotated_transformer.training.optimizer import make_adam, noam_schedule, rate
 
 VOCAB = 13
@@ -54,31 +65,46 @@ def near(first, second, tolerance):
 FIXED = [([4, 5, 6], [7]), ([8], [9, 10, 11, 12, 4]), ([], []), ([5, 5], [6, 6, 6])]
 
 
+LOSSES = pytest.mark.parametrize("loss_of", [batch_loss, fast_batch_loss])
+
+
+@LOSSES
 @settings(max_examples=30)
 @given(pairs, st.sampled_from([0.0, 0.1, 0.6]), st.sampled_from(["post", "pre"]))
-def test_packed_loss_is_the_padded_one_in_value_and_gradient(of, smoothing, norm):
+def test_the_loss_is_that_of_the_logits_in_value_and_gradient(loss_of, of, smoothing, norm):
     net, one = model(norm=norm), batch(of)
     plain = plain_loss(net, one, smoothing)
     plain.backward()
     expected = gradients(net)
-    loss, nll = batch_loss(net, one, smoothing)
+    loss, nll = loss_of(net, one, smoothing)
     loss.backward()
+    assert not nll.requires_grad
+    assert nll.dtype == torch.float64
     assert abs(loss - plain) < 1e-10
     assert near(gradients(net), expected, 1e-10)
     assert abs(nll / one.ntokens - plain_loss(net, one, 0.0)) < 1e-10
 
 
+def test_another_number_for_padding():
+    net = model()
+    tokens = torch.tensor([[1, 5, 6, 2], [1, 7, 2, 0]])
+    other = torch.tensor([[1, 5, 6, 2], [1, 7, 2, 4]])
+    found = [batch_loss(net, Batch(of, of, pad), 0.1) for of, pad in ((tokens, 0), (other, 4))]
+    assert near(*found, 1e-12)
+
+
+@LOSSES
 @settings(max_examples=30)
 @given(pairs, st.data())
-def test_accumulated_batches_are_the_big_batch(of, data):
+def test_accumulated_batches_are_the_big_batch(loss_of, of, data):
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(of) - 1)), max_size=4)))
     parts = [of[i:j] for i, j in zip([0, *cuts], [*cuts, len(of)], strict=True) if of[i:j]]
     one, many = model(), model()
     first = update(one, [batch(of)], torch.optim.SGD(one.parameters(), 0.5), smoothing=0.1)
-    second = update(
-        many, [batch(p) for p in parts], torch.optim.SGD(many.parameters(), 0.5), smoothing=0.1
-    )
+    optimizer = torch.optim.SGD(many.parameters(), 0.5)
+    second = update(many, [batch(p) for p in parts], optimizer, smoothing=0.1, loss=loss_of)
     assert near(one.parameters(), many.parameters(), 1e-9)
+    assert math.isclose(first.grad_norm, second.grad_norm, rel_tol=1e-9)
     assert first.tokens == second.tokens == sum(len(t) + 1 for _, t in of)
     assert math.isclose(first.nll, second.nll, rel_tol=1e-12)
 
@@ -125,6 +151,128 @@ def test_a_loss_that_is_not_finite_changes_nothing(value, place):
     for number, kept in state["state"].items():
         assert all(torch.equal(kept[k], after["state"][number][k]) for k in kept)
     assert schedule.last_epoch == 1
+
+
+class BreakBackward(torch.autograd.Function):
+    """The identity, with a gradient that is not finite."""
+
+    @staticmethod
+    def forward(ctx, x, value):
+        ctx.value = value
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.value, None
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_an_infinite_gradient_of_a_finite_loss_changes_nothing(value, clip):
+    net = model()
+    optimizer = make_adam(net)
+    schedule = noam_schedule(optimizer, 8)
+    update(net, [batch(FIXED)], optimizer, schedule)
+    weights = [p.detach().clone() for p in net.parameters()]
+    state = copy.deepcopy(optimizer.state_dict())
+
+    def broken(*args):
+        loss, nll = batch_loss(*args)
+        return BreakBackward.apply(loss, value), nll
+
+    with pytest.raises(NonFiniteError, match=r"gradient norm .* is (nan|inf).*clip") as error:
+        update(net, [batch(FIXED)], optimizer, schedule, clip=clip, loss=broken)
+    assert math.isfinite(error.value.loss)
+    assert not math.isfinite(error.value.grad_norm)
+    assert error.value.tokens == batch(FIXED).ntokens
+    for now, then in zip(net.parameters(), weights, strict=True):
+        assert torch.equal(now, then)
+        assert now.grad is None
+    after = optimizer.state_dict()
+    assert after["param_groups"] == state["param_groups"]
+    for number, kept in state["state"].items():
+        assert all(torch.equal(kept[k], after["state"][number][k]) for k in kept)
+    assert schedule.last_epoch == 1
+
+
+def test_clipping_shortens_the_gradient_of_the_whole_update():
+    parts = [batch(FIXED[:1]), batch(FIXED[1:])]
+
+    def moved(clip):
+        net = model()
+        before = nn.utils.parameters_to_vector(net.parameters()).detach()
+        made = update(net, parts, torch.optim.SGD(net.parameters(), 1.0), clip=clip)
+        return nn.utils.parameters_to_vector(net.parameters()).detach() - before, made.grad_norm
+
+    (free, norm), (short, same), (long, _) = moved(None), moved(0.01), moved(1e6)
+    assert math.isclose(free.norm(), norm, rel_tol=1e-9)
+    assert math.isclose(short.norm(), 0.01, rel_tol=1e-9)
+    assert norm == same > 0.01  # the norm before clipping is told
+    torch.testing.assert_close(short / short.norm(), free / free.norm())
+    assert torch.equal(long, free)
+
+
+class Scale(LossScale):
+    """A factor that remembers what it was told."""
+
+    def __init__(self, value):
+        self.value, self.told = value, []
+
+    def adapt(self, finite):
+        self.told.append(finite)
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_a_scale_is_undone_before_the_step(clip):
+    nets = model(), model()
+    scales = None, Scale(1024.0)
+    made = [
+        update(net, [batch(FIXED)], torch.optim.SGD(net.parameters(), 0.5), clip=clip, scale=scale)
+        for net, scale in zip(nets, scales, strict=True)
+    ]
+    assert near(*(net.parameters() for net in nets), 1e-12)
+    assert math.isclose(made[0].grad_norm, made[1].grad_norm, rel_tol=1e-12)
+    assert scales[1].told == [True]
+
+
+def test_with_a_scale_an_overflow_is_told_and_no_error():
+    net = model()
+    weights = [p.detach().clone() for p in net.parameters()]
+    optimizer, scale = make_adam(net), Scale(math.inf)
+    made = update(net, [batch(FIXED)], optimizer, scale=scale)
+    assert not math.isfinite(made.grad_norm)
+    assert scale.told == [False]
+    assert not optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), weights, strict=True))
+    assert all(p.grad is None for p in net.parameters())
+
+
+class TwoWorlds(World):
+    """A second process that does the same as this one, and gradients that are a mean of both."""
+
+    size = 2
+
+    def __init__(self):
+        self.waited = 0
+
+    def sum(self, *values):
+        return [2 * value for value in values]
+
+    def no_sync(self, module):
+        self.waited += 1
+        return super().no_sync(module)
+
+
+def test_an_update_counts_the_tokens_of_all_processes():
+    one, both = model(), model()
+    world = TwoWorlds()
+    parts = [batch(FIXED[:2]), batch(FIXED[2:])]
+    alone = update(one, parts, torch.optim.SGD(one.parameters(), 0.5))
+    made = update(both, parts, torch.optim.SGD(both.parameters(), 0.5), world=world)
+    assert (made.tokens, made.nll) == (2 * alone.tokens, 2 * alone.nll)
+    assert near(one.parameters(), both.parameters(), 1e-12)  # twice the sum, by twice the tokens
+    assert world.waited == 1  # gradients are exchanged with the last batch only
+    assert evaluate(one, parts, world=world).tokens == 2 * alone.tokens
 
 
 def test_smoothing_that_is_not_finite_counts_too():
@@ -178,19 +326,22 @@ def test_fit_trains_in_training_mode_and_stops_when_told():
     assert taken == [0, 1]
 
 
-def test_fit_learns():
+@LOSSES
+def test_fit_learns(loss_of):
     net = model(seed=1)
-    losses = [p.loss for p in fit(net, [batch(FIXED)] * 60, make_adam(net, 0.02), smoothing=0.0)]
+    steps = fit(net, [batch(FIXED)] * 60, make_adam(net, 0.02), smoothing=0.0, loss=loss_of)
+    losses = [step.loss for step in steps]
     assert losses[-1] < losses[0] / 4
 
 
+@LOSSES
 @settings(max_examples=20)
 @given(pairs, st.booleans())
-def test_evaluation_leaves_the_model_as_it_was(of, training):
+def test_evaluation_leaves_the_model_as_it_was(loss_of, of, training):
     net = model(dropout=0.5).train(training)
     net.generator.proj.bias.grad = kept_grad = torch.ones_like(net.generator.proj.bias)
-    first = evaluate(net, [batch(of)])
-    second = evaluate(net, [batch([pair]) for pair in of])
+    first = evaluate(net, [batch(of)], loss=loss_of)
+    second = evaluate(net, [batch([pair]) for pair in of], loss=loss_of)
     assert first.tokens == second.tokens
     assert math.isclose(first.nll, second.nll, rel_tol=1e-10)  # no dropout
     assert all(module.training == training for module in net.modules())
@@ -206,8 +357,8 @@ def test_evaluation_that_fails_puts_the_mode_back():
 
 
 def test_progress_adds_up():
-    total = Progress(2.0, 4, 1.0) + Progress(6.0, 4, 3.0)
-    assert (total.loss, total.speed) == (1.0, 2.0)
+    total = Progress(2.0, 4, 1.0, 0.1) + Progress(6.0, 4, 3.0, 0.2)
+    assert (total.loss, total.speed, total.grad_norm) == (1.0, 2.0, 0.2)
     assert math.isclose(total.perplexity, math.e)
     assert (Progress().loss, Progress().speed, Progress().perplexity) == (0.0, 0.0, 1.0)
     assert Progress(1e9, 1, 1.0).perplexity > 1e300  # no overflow

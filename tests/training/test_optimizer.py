@@ -89,6 +89,8 @@ def test_schedule_survives_saving():
 def test_article_style_optimizer():
     layer = nn.Linear(2, 1)
     wrapped = NoamOpt(512, 2, 400, torch.optim.Adam(layer.parameters(), lr=0, betas=(0.9, 0.98)))
+    assert (wrapped._step, wrapped._rate) == (0, 0)
+    assert (wrapped.model_size, wrapped.factor, wrapped.warmup) == (512, 2, 400)
     before = layer.weight.detach().clone()
     for update in range(1, 6):
         layer(torch.ones(1, 2)).sum().backward()
@@ -96,5 +98,6 @@ def test_article_style_optimizer():
         wrapped.optimizer.zero_grad()
         used = wrapped.optimizer.param_groups[0]["lr"]
         assert used == wrapped.rate() == rate(update, 512, 2, 400)
+        assert (wrapped._step, wrapped._rate) == (update, used)
     assert not torch.equal(layer.weight, before)
     assert wrapped.rate(400) == rate(400, 512, 2, 400)

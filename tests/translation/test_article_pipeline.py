@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchtext.data import Dataset, Example, Field
 
+from annotated_transformer.data.corpora import ParallelText, load_corpus
 from annotated_transformer.notation import PAD
 from annotated_transformer.translation.article import (
     BLANK_WORD,
@@ -17,7 +18,6 @@ from annotated_transformer.translation.article import (
     make_fields,
     rebatch,
 )
-from annotated_transformer.translation.corpora import ParallelText, load_corpus
 
 
 def dataset(lengths: list[tuple[int, int]]) -> Dataset:

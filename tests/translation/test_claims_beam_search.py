@@ -14,11 +14,11 @@ from tests.claims import assert_claim_can_fail
         ("6.1d", "return math.pow((5 + length) / 6, alpha)", "return 1.0"),
         # a finished hypothesis gives its place away, and the search goes on
         ("6.1d", "return (bound > self.beaten) & (", "return (bound > -torch.inf) & ("),
-        # the limit is that of the longest sentence
+        # the limit is that of the longest sentence, and too short
         (
             "6.1d",
-            "self.limits = torch.tensor(limits, device=device)",
-            "self.limits = torch.full((count,), max(limits) - 1, device=device)",
+            "limits=torch.tensor(limits, device=device)",
+            "limits=torch.full((len(limits),), max(limits) - 1, device=device)",
         ),
         # long outputs are cut before the paper's limit
         ("6.1d", "(model, sources, max_len, extra)", "(model, sources, 256, extra)"),
@@ -28,8 +28,10 @@ from tests.claims import assert_claim_can_fail
             "return math.pow((5 + length) / 6, alpha)",
             "return math.pow((5 + length) / 6, 2 * alpha)",
         ),
-        # the chunks of the worst are taken
-        ("6.3b", "chunks.sort(-1).values", "(chunks * 0)"),
+        # the worst continuations are taken
+        ("6.3b", "best, places = stable_topk(cand", "best, places = stable_topk(-cand"),
+        # the scores are not sorted
+        ("6.3b", "found.sort(key=lambda hypothesis: -hypothesis.score)", "found"),
     ],
 )
 def test_broken_search_is_noticed(claim, old, new):

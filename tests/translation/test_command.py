@@ -21,8 +21,11 @@ import pytest
 import sacrebleu
 import torch
 
+from annotated_transformer.data.corpora import ParallelText, load_corpus
+from annotated_transformer.data.downloads import DATA_VARIABLE
+from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.results.machine_translation import ABLATION, read_records
-from annotated_transformer.training.monitoring import read_journal
 from annotated_transformer.translation import command as module
 from annotated_transformer.translation.checkpoints import load_system, load_tensors, trainings
 from annotated_transformer.translation.command import (
@@ -34,10 +37,7 @@ from annotated_transformer.translation.command import (
     parse,
     unboxed,
 )
-from annotated_transformer.translation.corpora import ParallelText, load_corpus
-from annotated_transformer.translation.downloads import DATA_VARIABLE
 from annotated_transformer.translation.evaluation import by_length
-from annotated_transformer.translation.shards import Prepared
 from annotated_transformer.translation.system import RECIPES, System, translate_lines
 
 SIZES = (
@@ -818,7 +818,7 @@ def test_prepare_a_known_corpus(
     assert found.languages == tuple(pair.split("-"))
     assert {split: report["kept"] for split, report in found.reports.items()} == sizes
     text = load_corpus("grammar", pair, size=60)
-    first = found.text("train").pair(0)
+    (first,) = found.tokens("train").pairs([0])
     assert [found.tokenizer.decode(side) for side in first] == [text.source[0], text.target[0]]
     assert main(words) == 0
     assert "nothing to do" in capsys.readouterr().err
@@ -919,13 +919,13 @@ def test_plot_takes_the_curve_of_the_newest_sound_checkpoint(
     shutil.copytree(trained, folder)
     (folder / "record.json").write_text('{"curve": "of an earlier end"}', encoding="utf-8")
     seen: list[Any] = []
-    real = module.training_figure
+    real = module.log_figure
 
     def watched(journal: Any, curve: Any, name: str) -> Any:
         seen.append(curve)
         return real(journal, curve, name)
 
-    monkeypatch.setattr(module, "training_figure", watched)
+    monkeypatch.setattr(module, "log_figure", watched)
     assert main(["plot", str(folder)]) == 0
     newest = trainings(folder)[-1]
     newest.write_bytes(b"damaged")

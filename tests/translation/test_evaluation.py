@@ -11,8 +11,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 from sacremoses import MosesTokenizer
 
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import grammar_pairs
-from annotated_transformer.translation.downloads import CorpusError
 from annotated_transformer.translation.evaluation import (
     bleu_counts,
     bleu_of_counts,

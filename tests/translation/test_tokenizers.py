@@ -15,8 +15,8 @@ import spacy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.notation import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from annotated_transformer.translation.corpora import load_corpus
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
     Tokenizer,
@@ -214,7 +214,7 @@ def test_both_languages_share_the_vocabulary() -> None:
 
 def test_learning_is_deterministic_over_processes_and_threads() -> None:
     code = (
-        "from annotated_transformer.translation.corpora import load_corpus;"
+        "from annotated_transformer.data.corpora import load_corpus;"
         "from annotated_transformer.translation.tokenizers import BPETokenizer;"
         "t = load_corpus('grammar', 'de-en', 'train', size=600);"
         "print(BPETokenizer.train([*t.source, *t.target], 700).to_json())"

@@ -1,0 +1,127 @@
+"""Archives of strangers, unpacked with care."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from annotated_transformer.data.files import CorpusError, locked, sha256_of
+from annotated_transformer.data.text import DAMAGED
+
+MAX_BYTES = 64 * 2**30  # that come out of an archive, unless told otherwise
+MAX_FILES = 10_000
+# The last two: a member's name that is no text, and a member that is encrypted.
+BROKEN = (*DAMAGED, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, RuntimeError)
+
+
+def unpack(
+    archive: str | Path, folder: str | Path, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+) -> Path:
+    """Unpack a tar or zip archive into a folder; plain files alone, and never outside it.
+
+    Args:
+        archive: The archive; a tar may be packed by gzip, bzip2 or xz.
+        folder: Where the files go. If it exists, it is complete, and nothing is done.
+        max_bytes: How much may come out.
+        max_files: How many files may come out.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CorpusError: The archive is damaged, or a member of it is refused; the message names
+            both. Nothing of it is left behind.
+    """
+    archive, folder = Path(archive), Path(folder)
+    if folder.exists():
+        return folder
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.parent, wait=True), contextlib.ExitStack() as stack:
+            if not folder.exists():  # else another process has unpacked it
+                shutil.rmtree(part, ignore_errors=True)
+                stack.callback(shutil.rmtree, part, ignore_errors=True)
+                part.mkdir()
+                _extract(archive, part, max_bytes, max_files)
+                os.replace(part, folder)
+    except (*BROKEN, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CorpusError(
+            f"{archive}: cannot be unpacked into {folder} ({reason}); make room, or if it is no "
+            "whole tar or zip archive, delete it and fetch it again"
+        ) from None
+    return folder
+
+
+def _members(archive: Path) -> Iterator[tuple[str, int, bool, Callable[[Path], object]]]:
+    """Go through an archive: name, size, whether it is a plain file, and what extracts it."""
+    if tarfile.is_tarfile(archive):
+        with tarfile.open(archive) as tape:
+            for member in tape:
+                if not member.isdir():
+                    extract = partial(tape.extract, member, filter="data")
+                    yield member.name, member.size, member.isreg(), extract
+    else:
+        with zipfile.ZipFile(archive) as packed:
+            for info in packed.infolist():
+                if not info.is_dir():
+                    plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)
+                    yield info.filename, info.file_size, plain, partial(packed.extract, info)
+
+
+def _extract(archive: Path, folder: Path, max_bytes: int, max_files: int) -> None:
+    """Extract an archive's members, unless one of them is not what a corpus has.
+
+    The libraries write below the folder alone, and no more than the archive's table says. Links
+    are refused all the same: a filter that allows some of them has been outwitted before.
+    """
+    left = max_bytes
+    for number, (name, size, plain, extract) in enumerate(_members(archive), 1):
+        left -= size
+        parts = name.replace("\\", "/").split("/")
+        if not plain:
+            reason = "a link or a device"
+        elif not parts[0] or ".." in parts or set(":\0") & set(name):  # on any system
+            reason = "its name leads out of the folder"
+        elif number > max_files:
+            reason = f"there are more than {max_files} files"
+        elif left < 0:
+            reason = f"the files have more than {max_bytes} bytes"
+        elif (folder / name).exists():
+            reason = "its name is there twice"
+        else:
+            extract(folder)
+            continue
+        raise CorpusError(f"{archive}, member {name}: refused, {reason}")
+
+
+def locate(path: str | Path, unpacked: str | Path) -> Path:
+    """Return where a file is, unpacking the archive that its path leads into.
+
+    Args:
+        path: A file, or a path that goes on inside an archive: ``nc.tgz/training/a.de``.
+        unpacked: A folder for the contents of archives.
+
+    Raises:
+        CorpusError: There is no such file, or the archive is refused.
+    """
+    path = Path(path)
+    archive = next((parent for parent in path.parents if parent.is_file()), None)
+    if archive is None:
+        if not path.is_file():
+            raise CorpusError(f"{path}: no such file; check the path")
+        return path
+    inside = path.relative_to(archive)
+    key = f"{archive.name}-{sha256_of(archive)[:16]}"  # another archive of this name is another
+    found = unpack(archive, Path(unpacked) / key) / inside
+    if not found.is_file():
+        raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
+    return found

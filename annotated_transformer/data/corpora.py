@@ -1,0 +1,409 @@
+"""Parallel text: from files, from corpora on the network, and from the grammar, by name."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from annotated_transformer.data.archives import locate
+from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
+from annotated_transformer.data.text import PACKED_NAME, Digest, read_lines
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Sentences and their translations, with what a record needs to name them.
+
+    Attributes:
+        name: The corpus: ``grammar``, ``multi30k``, ``files`` ...
+        split: The part of it: ``train``, ``val``, ``test`` ...
+        languages: Source and target language.
+        source: The sentences, untokenised.
+        target: Their translations, in the same order.
+        origin: Where the text came from, in a line.
+        checksums: File names with the SHA-256 of their bytes.
+        blank: The numbers, from 1, of the lines left out because a side was blank; ``counted``
+            says which lines of a file are numbered. Several files are counted on.
+    """
+
+    name: str
+    split: str
+    languages: tuple[str, str]
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    origin: str
+    checksums: tuple[tuple[str, str], ...]
+    blank: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Go through the pairs."""
+        return iter(zip(self.source, self.target, strict=True))
+
+    def head(self, size: int) -> ParallelText:
+        """Return the first pairs, without the record of lines that were left out."""
+        return replace(self, source=self.source[:size], target=self.target[:size], blank=())
+
+    def report(self) -> str:
+        """Say how many lines were left out and the first of them, if any were."""
+        if not self.blank:
+            return ""
+        dropped, total = len(self.blank), len(self) + len(self.blank)
+        first = ", ".join(map(str, self.blank[:5])) + (", ..." if dropped > 5 else "")
+        return f"{dropped} of {total} pairs dropped, a side is blank: lines {first}{self.among(0)}"
+
+    def among(self, side: int) -> str:
+        """Say which lines of a side are numbered; the empty text where all are, of one file."""
+        files = self.checksums[side::2]
+        return counted(files[0][0]) if len(files) == 1 else " (of all files together)"
+
+
+PAIR = re.compile(r"([A-Za-z]{2,8})-([A-Za-z]{2,8})")
+
+
+def language_codes(pair: str) -> tuple[str, str]:
+    """Split ``de-en`` into the codes of source and target language.
+
+    Raises:
+        CorpusError: It is not two different codes of two to eight letters each.
+    """
+    match = PAIR.fullmatch(pair)
+    if match is None or match[1].lower() == match[2].lower():
+        raise CorpusError(
+            f"--pair {pair!r}: give two different languages, each of two to eight letters, as de-en"
+        )
+    return match[1], match[2]
+
+
+TAGS = re.compile(
+    r"""<doc\b[^<>]*?\bdocid\s*=\s*(?P<doc>"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)|"""
+    r"""<seg\b[^<>]*?\bid\s*=\s*["']?(?P<id>[^\s"'<>]+)["']?[^<>]*>(?P<text>.*?)</seg\s*>|"""
+    r"""(?P<open></?seg\b)""",
+    re.DOTALL | re.IGNORECASE,
+)
+CHARACTERS = re.compile(r"&#?\w+;")  # without its semicolon, & is a mark of the text
+
+
+def read_segments(path: str | Path, digest: Digest | None = None) -> list[tuple[str, str]]:
+    """Read a test set in XML or SGML: its segments with their names, in their order.
+
+    No XML parser is asked: older sets have a bare ``&``, and a parser may be talked into reading
+    other files.
+
+    Returns:
+        For each segment ``document/number``, and its text without line ends.
+
+    Raises:
+        CorpusError: The file cannot be read, has no segment, one without an end, or two of one
+            name.
+    """
+    text = "\n".join(read_lines(path, digest=digest))
+    found: dict[str, str] = {}
+    document = ""
+    for tag in TAGS.finditer(text):
+        if tag["doc"] is not None:
+            document = tag["doc"].strip("\"'")
+            continue
+        broken = tag["open"] or "<seg" in tag["text"].lower()
+        if broken or (name := f"{document}/{tag['id']}") in found:
+            place = f"{path}, line {text.count(chr(10), 0, tag.start()) + 1}"
+            if broken:
+                raise CorpusError(
+                    f"{place}: a segment without its beginning or end; fetch the file again"
+                )
+            raise CorpusError(f"{place}: segment {name} is there twice")
+        plain = CHARACTERS.sub(lambda name: html.unescape(name[0]), tag["text"])
+        found[name] = " ".join(plain.split("\n")).strip()
+    if not found:
+        raise CorpusError(f"{path}: has no <seg>; is it the test set, or a page of a web site?")
+    return list(found.items())
+
+
+def without_tags(lines: Iterable[str]) -> Iterator[str]:
+    """Go through a training text of IWSLT: the lines that are not about the talk, stripped."""
+    return (line.strip() for line in lines if not line.startswith("<"))
+
+
+def text_format(path: str | Path) -> str:
+    """Tell from a file's name what it holds: ``segments``, lines with ``tags``, or ``lines``.
+
+    Args:
+        path: ``*.xml`` and ``*.sgm`` have segments, ``train.tags.*`` lines with and without
+            tags, all others a sentence on each line. Each may be packed.
+    """
+    name = PACKED_NAME.sub("", Path(path).name)
+    if name.endswith((".xml", ".sgm")):
+        return "segments"
+    return "tags" if name.startswith("train.tags.") else "lines"
+
+
+def counted(path: str | Path) -> str:
+    """Say which lines of a file are counted; the empty text where all are."""
+    kinds = {"segments": " (segments alone)", "tags": " (without tags)", "lines": ""}
+    return kinds[text_format(path)]
+
+
+def read_side(path: str | Path) -> tuple[list[str], list[str], str]:
+    """Read one side of a parallel text, in the format that its name tells.
+
+    The file is read once, so that it may be a named pipe.
+
+    Args:
+        path: The file; for its name see :func:`text_format`.
+
+    Returns:
+        The sentences, the names of the segments where there are any, and the file's SHA-256.
+
+    Raises:
+        CorpusError: The file is not what its name says, or empty.
+    """
+    kind, digest, names = text_format(path), hashlib.sha256(), []
+    if kind == "segments":
+        segments = read_segments(path, digest)
+        names, lines = [key for key, _ in segments], [text for _, text in segments]
+    else:
+        lines = read_lines(path, digest=digest)
+        lines = list(without_tags(lines)) if kind == "tags" else lines
+    if not lines:
+        raise CorpusError(f"{path}: the file is empty; give one sentence on each line")
+    return lines, names, digest.hexdigest()
+
+
+def read_parallel(
+    source: str | Path,
+    target: str | Path,
+    *,
+    languages: tuple[str, str] = ("de", "en"),
+    name: str = "files",
+    split: str = "train",
+    drop_blank: bool = True,
+) -> ParallelText:
+    """Read two files of which line *n* of one translates line *n* of the other.
+
+    Args:
+        source: The file in the first language, plain or packed, in UTF-8; a test set's or
+            IWSLT's own format is known by its name, see :func:`text_format`.
+        target: The file in the second language.
+        languages: The two languages, for labels only.
+        name: The corpus, for records.
+        split: The split, for records.
+        drop_blank: Drop pairs with a blank side, as training wants it; their numbers are
+            kept in ``blank``. Evaluation keeps every line.
+
+    Raises:
+        CorpusError: A file cannot be read or is empty, the line counts differ, or nothing is
+            left.
+    """
+    (first, names, digest), (second, other_names, other_digest) = map(read_side, (source, target))
+    _check_sides(source, target, (first, second), (names, other_names))
+    pairs = list(zip(first, second, strict=True))
+    blank = [n for n, pair in enumerate(pairs, 1) if not all(side.strip() for side in pair)]
+    if drop_blank and blank:
+        pairs = [pair for pair in pairs if all(side.strip() for side in pair)]
+        if not pairs:
+            raise CorpusError(
+                f"{source}{counted(source)}, line 1: every pair has a blank side; nothing is left"
+            )
+    return ParallelText(
+        name=name,
+        split=split,
+        languages=languages,
+        source=tuple(pair[0] for pair in pairs),
+        target=tuple(pair[1] for pair in pairs),
+        origin=f"{source} and {target}",
+        checksums=((Path(source).name, digest), (Path(target).name, other_digest)),
+        blank=tuple(blank) if drop_blank else (),
+    )
+
+
+def _check_sides(
+    source: str | Path,
+    target: str | Path,
+    sides: tuple[list[str], list[str]],
+    names: tuple[list[str], list[str]],
+) -> None:
+    """Raise CorpusError if the sides have different segments or numbers of lines."""
+    for n, (one, other) in enumerate(zip(*names, strict=False), 1):
+        if one != other:
+            raise CorpusError(
+                f"{target}: its segment {n} is {other}, that of {source} is {one}; "
+                "take both from one test set"
+            )
+    first, second = map(len, sides)
+    if first != second:
+        raise CorpusError(
+            f"{source}{counted(source)} has {first} lines and {target}{counted(target)} has "
+            f"{second}: line {min(first, second) + 1} has no partner; "
+            "line n of one file must translate line n of the other"
+        )
+
+
+# Where the known corpora are, as data: for each split paths below a mirror, which go on inside
+# archives; and for each file its size (0: unknown), digest (or nothing) and addresses.
+SOURCES = json.loads(Path(__file__).with_name("sources.json").read_text(encoding="utf-8"))
+FILES = {
+    path: RemoteFile(path, tuple(urls), size, digest)
+    for path, (size, digest, *urls) in SOURCES["files"].items()
+}
+CORPORA: dict[str, tuple[str, ...]] = {  # name: splits
+    "grammar": tuple(GRAMMAR_SIZES),
+    **{name: tuple(corpus["splits"]) for name, corpus in SOURCES["corpora"].items()},
+}
+
+
+Place = tuple[RemoteFile, str]  # a file, and how its path goes on inside, if it is an archive
+
+
+def _places(name: str, source: str, target: str, split: str) -> list[tuple[Place, Place]]:
+    """Return where both sides of each part of a split are."""
+    missing = CorpusError(f"{name}: {split} does not exist in {source} and {target}")
+    corpus = SOURCES["corpora"][name]
+    both = f"{source}-{target}", f"{target}-{source}"
+    pair = next((pair for pair in both if pair in corpus["pairs"]), "")
+
+    def place(form: str, language: str, side: str) -> Place:
+        words = {"pair": pair, "joined": pair.replace("-", ""), "language": language, "side": side}
+        path = form.format(**words)
+        for file in FILES.values():
+            if f"{path}/".startswith(f"{file.path}/"):
+                return file, path[len(file.path) :]
+        raise missing
+
+    if not pair:
+        raise missing
+    forms = corpus["splits"][split]
+    return [(place(form, source, "src"), place(form, target, "ref")) for form in forms]
+
+
+def _check_names(name: str, pair: str, split: str) -> tuple[str, str]:
+    """Return the two languages, if there is such a corpus, pair and split."""
+    if name not in CORPORA:
+        raise CorpusError(f"no corpus {name!r}; choose among {', '.join(CORPORA)}")
+    if split not in CORPORA[name]:
+        raise CorpusError(f"{name}: no split {split!r}; choose among {', '.join(CORPORA[name])}")
+    source, _, target = pair.partition("-")
+    known = ("de", "en") if name == "grammar" else ("de", "en", "fr", "cs")
+    if source == target or not {source, target} <= set(known):
+        raise CorpusError(
+            f"{name}: no language pair {pair!r}; give two of {', '.join(known)}, as de-en"
+        )
+    return source, target
+
+
+def corpus_files(
+    name: str,
+    pair: str = "de-en",
+    split: str = "train",
+    *,
+    mirror: str | Path | None = None,
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> list[tuple[Path, Path]]:
+    """Fetch and unpack the files of a split, and say where they are.
+
+    Args:
+        name: One of ``CORPORA``, but not ``grammar``.
+        pair: Source and target language, as ``de-en``.
+        split: One of ``CORPORA[name]``.
+        mirror: A folder with the corpus's files, see ``fetch``.
+        cache: Where downloads are kept, see ``fetch``.
+        progress: Show a progress bar while downloading.
+
+    Returns:
+        Source and target file of each part of the split.
+
+    Raises:
+        CorpusError: There is no such split in these languages, or it cannot be fetched.
+    """
+    parts = _places(name, *_check_names(name, pair, split), split)
+    unpacked = (Path(cache) if cache else cache_folder()) / "unpacked" / name
+
+    def find(place: Place) -> Path:
+        file, inside = place
+        path = fetch(file, mirror=mirror, cache=cache, progress=progress)
+        return locate(f"{path}{inside}", unpacked)
+
+    return [(find(one), find(other)) for one, other in parts]
+
+
+def load_corpus(
+    name: str,
+    pair: str = "de-en",
+    split: str = "train",
+    *,
+    mirror: str | Path | None = None,
+    cache: str | Path | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> ParallelText:
+    """Load a split of a corpus that the package knows.
+
+    Args:
+        name: One of ``CORPORA``: ``grammar`` (embedded, no network), ``multi30k`` ...
+        pair: Source and target language, as ``de-en``.
+        split: One of ``CORPORA[name]``.
+        mirror: A folder with the corpus's files, see ``fetch``.
+        cache: Where downloads are kept, see ``fetch``.
+        size: Take only so many pairs from the beginning.
+        seed: The seed of the grammar.
+        progress: Show a progress bar while downloading.
+
+    Raises:
+        CorpusError: There is no such corpus, pair or split, or it cannot be fetched.
+    """
+    languages = _check_names(name, pair, split)
+    if size is not None and size < 1:
+        raise CorpusError(f"{name}: the size must be at least 1, it is {size}")
+    if name == "grammar":
+        return _grammar_text(languages, split, size, seed)
+    files = corpus_files(name, pair, split, mirror=mirror, cache=cache, progress=progress)
+    read = partial(read_parallel, languages=languages, name=name, split=split)
+    text = _joined([read(*paths, drop_blank=split == "train") for paths in files])
+    corpus = SOURCES["corpora"][name]
+    lines, expected = len(text) + len(text.blank), corpus.get("lines", {}).get(split)
+    if lines != (expected or lines):
+        raise CorpusError(f"{name} {split}: has {lines} lines, it should have {expected}")
+    text = replace(text, origin=corpus.get("origin", text.origin))
+    return text if size is None else text.head(size)
+
+
+def _joined(parts: list[ParallelText]) -> ParallelText:
+    """Return one text of several, in their order."""
+    blank: list[int] = []
+    before = 0
+    for part in parts:
+        blank += [before + line for line in part.blank]
+        before += len(part) + len(part.blank)
+    return replace(
+        parts[0],
+        source=tuple(line for part in parts for line in part.source),
+        target=tuple(line for part in parts for line in part.target),
+        origin="; ".join(part.origin for part in parts),
+        checksums=tuple(checksum for part in parts for checksum in part.checksums),
+        blank=tuple(blank),
+    )
+
+
+def _grammar_text(
+    languages: tuple[str, str], split: str, size: int | None, seed: int
+) -> ParallelText:
+    pairs = grammar_pairs(split, size, seed)
+    source, target = (tuple(pair.text(language) for pair in pairs) for language in languages)
+    checksums = tuple(
+        (f"{split}.{language}", hashlib.sha256("\n".join(side).encode()).hexdigest())
+        for language, side in zip(languages, (source, target), strict=True)
+    )
+    origin = f"written by the grammar, seed {seed}"
+    return ParallelText("grammar", split, languages, source, target, origin, checksums)

@@ -1,0 +1,202 @@
+"""Files from the network, checked against their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from annotated_transformer.data.files import CorpusError, digest_of, locked, sha256_of
+from annotated_transformer.data.text import is_page, open_packed, reading
+
+DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
+MAX_BYTES = 64 * 2**30  # that arrive, or come out of what arrived
+PASSING = (408, 416, 429)  # answers below 500 after which another attempt makes sense
+ATTEMPTS, TIMEOUT, WAIT = 3, 30.0, 1.0  # for each address; seconds without a byte; before a retry
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that can be downloaded, with what it must turn out to be.
+
+    Attributes:
+        path: Where it lies below a mirror or the cache: ``multi30k/train.de.gz``.
+        urls: Its addresses, tried in this order.
+        size: Its size in bytes; 0 if it is not known.
+        digest: The SHA-256, or else the MD5, of its bytes in hexadecimal digits; empty if
+            none is published.
+    """
+
+    path: str
+    urls: tuple[str, ...]
+    size: int = 0
+    digest: str = ""
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads, below ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        CorpusError: There is no home directory.
+    """
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise CorpusError("no home directory: name a folder for files by XDG_CACHE_HOME") from None
+    return Path(base) / "annotated-transformer"
+
+
+def fetch(
+    file: RemoteFile,
+    *,
+    mirror: str | Path | None = None,
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> Path:
+    """Return the path of a file: in the mirror, in the cache, or freshly downloaded.
+
+    Args:
+        file: The file.
+        mirror: A folder to look in first; by default the one that the environment
+            variable ``ANNOTATED_TRANSFORMER_DATA`` names, if any.
+        cache: The folder for downloads; by default the user's cache folder.
+        progress: Show a progress bar.
+
+    Raises:
+        CorpusError: The mirror's file is altered, no address gives the right bytes, or the
+            file cannot be written. Without a digest, bytes are right if they are as many as
+            announced and, in a file packed by gzip, bzip2 or xz, whole.
+    """
+    if (mirror := mirror or os.environ.get(DATA_VARIABLE)) and (copy := _mirrored(file, mirror)):
+        return copy
+    path = (Path(cache) if cache else cache_folder()) / file.path
+    if path.exists() and not _fault(path, file):
+        return path
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.parent, wait=True):
+            if path.exists() and not _fault(path, file):  # another process has brought it
+                return path
+            _download(file, part, progress)
+            os.replace(part, path)  # atomic: the file is there whole, or not at all
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise CorpusError(
+            f"{path}: cannot be written: {error.strerror or error}; make room, or name "
+            "another folder by XDG_CACHE_HOME"
+        ) from None
+    if not file.digest:
+        found = f"{path}: no digest is published; this one has sha-256 {sha256_of(path)}"
+        print(found, file=sys.stderr)
+    return path
+
+
+def _mirrored(file: RemoteFile, mirror: str | Path) -> Path | None:
+    if not Path(mirror).is_dir():
+        raise CorpusError(f"{mirror}: no such folder; correct the option or {DATA_VARIABLE}")
+    if not (copy := Path(mirror) / file.path).exists():
+        return None
+    if fault := _fault(copy, file):
+        raise CorpusError(f"{copy}: altered or cut short, {fault}; replace the file")
+    return copy
+
+
+def _fault(path: Path, file: RemoteFile) -> str:
+    """Return why a file is not the one that is wanted; empty if it is, as far as one can tell."""
+    name, expected = file.path, file.digest
+    try:
+        with reading(name), path.open("rb") as opened:
+            size, head = path.stat().st_size, opened.read(512)
+            if expected:
+                kind = "md5" if len(expected) == 32 else "sha256"
+                found = digest_of(path, kind)
+                got = f"{'an HTML page of' if is_page(head) else 'found'} {size} bytes with {found}"
+                return "" if found == expected else f"expected {kind} {expected}, {got}"
+            if size != (file.size or size):
+                return f"expected {file.size} bytes, found {size}"
+            opened.seek(0)
+            content, left = open_packed(opened, name), MAX_BYTES
+            while block := content.read(1 << 20):  # packed data ends with a checksum of its own
+                if (left := left - len(block)) < 0:
+                    return f"more than {MAX_BYTES} bytes come out of it"
+            return "" if head else "it is empty"
+    except CorpusError as error:
+        return str(error).removeprefix(f"{name}: ").split("; ")[0]  # without the remedy
+
+
+class _Bounded(io.BufferedWriter):
+    """A file that takes no more than so many bytes."""
+
+    most = MAX_BYTES
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        if self.tell() + len(data) > self.most:
+            raise ValueError(f"more than {self.most} bytes arrived")
+        return super().write(data)
+
+
+def _download(file: RemoteFile, part: Path, progress: bool) -> None:
+    """Try each address in turn until ``part`` holds the right bytes.
+
+    What a broken connection left is continued where a digest tells whether the rest fits.
+
+    Raises:
+        CorpusError: No address has the file.
+        OSError: ``part`` cannot be written.
+    """
+    import pooch  # here, since whoever reads local files need not wait for them
+    from requests import RequestException
+
+    failures = []
+    for number, url in enumerate(file.urls):
+        if number or not file.digest:
+            part.unlink(missing_ok=True)  # what another address began may be another file
+        for attempt in range(ATTEMPTS):
+            time.sleep(WAIT * 2 ** (attempt - 1) if attempt else 0)
+            held = part.stat().st_size if file.digest and part.exists() else 0
+            headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
+            headers |= {"Range": f"bytes={held}-"} if held else {}
+            options = {"timeout": TIMEOUT, "headers": headers, "hooks": {"response": _as_it_is}}
+            get = pooch.HTTPDownloader(progress, 1 << 16, **options)
+            if progress:
+                print(f"{file.path}: from {url}", file=sys.stderr)
+            try:
+                with _Bounded(part.open("ab" if held else "wb", buffering=0)) as output:
+                    output.most = file.size or MAX_BYTES
+                    get(url, output, None)
+                if not (fault := _fault(part, file)):
+                    return
+                raise ValueError(f"other bytes than expected: {fault}")
+            except (RequestException, ValueError) as error:
+                failure = f"{url}: {_reason(error)}"
+                response = getattr(error, "response", None)
+                status = 0 if response is None else response.status_code
+                wrong = isinstance(error, ValueError) or status == 416  # nothing behind these bytes
+                if wrong:
+                    part.unlink(missing_ok=True)
+                if (wrong and not held) or (status in range(400, 500) and status not in PASSING):
+                    break
+        failures.append(failure)
+    raise CorpusError(
+        f"{file.path}: not downloaded ({'; '.join(failures)}); check the network, or "
+        f"give a folder that holds it by the mirror option or {DATA_VARIABLE}"
+    )
+
+
+def _as_it_is(response: Any, **_: object) -> None:
+    """Keep requests from unpacking what a server declares to be packed for the transfer."""
+    response.raw.headers.pop("Content-Encoding", None)
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, or the innermost that it wraps, in one line."""
+    while isinstance(inner := getattr(error, "reason", None) or (*error.args, "")[0], Exception):
+        error = inner
+    return " ".join((inner if isinstance(inner, str) else str(error)).split())

@@ -1,0 +1,145 @@
+"""What everything that keeps files has in common: errors, digests, locks, atomic writes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+
+class FileError(ValueError):
+    """A file that cannot be read or written; the message names it and the remedy, in one line."""
+
+
+class CorpusError(FileError):
+    """A corpus that cannot be read or fetched; the message names the file, line and remedy."""
+
+
+def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
+    """Return a digest of a file's bytes, in hexadecimal digits.
+
+    Args:
+        path: The file.
+        algorithm: The name of a hash function of ``hashlib``.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    digest = hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    return digest_of(path, "sha256")
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk, and rename it.
+
+    A process that is killed at any moment leaves the old file or the new one. What is not a
+    plain file, such as a pipe or ``/dev/stdout``, is written as it is.
+
+    Raises:
+        FileError: The file cannot be written, for instance for lack of space; what was there
+            before is untouched.
+    """
+    path = Path(path)
+    real = path.resolve()  # through a link, to what it points to
+    part = real.with_name(f".{real.name}.{os.getpid()}.part")
+    try:
+        opened = path.parent.resolve() in {Path(p).resolve() for p in ("/dev", "/dev/fd")}
+        if opened or (path.exists() and not path.is_file()):  # a pipe, a device: not replaced
+            path.write_bytes(data)
+            return
+        real.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, real)
+    except OSError as error:
+        raise FileError(
+            f"{path}: cannot be written: {error.strerror or error}; "
+            "free some space, or choose another folder"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path, *, wait: bool) -> Iterator[None]:
+    """Hold a folder for this process, where the system has such locks.
+
+    Nothing is written: the system keeps the lock, and frees it when the process dies.
+
+    Args:
+        folder: An existing folder.
+        wait: Wait for a process that holds it, after saying so on the standard error.
+
+    Raises:
+        BlockingIOError: Another process holds the folder, and ``wait`` is false.
+        OSError: The folder cannot be opened.
+    """
+    if fcntl is None:
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            print(f"{folder}: waiting for another process", file=sys.stderr)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(held)
+
+
+LEFTOVER = re.compile(r"\..+\.(?:safetensors|jsonl?|txt)\.(\d+)\.part")
+
+
+def remove_leftovers(folder: str | Path) -> None:
+    """Remove the temporary files that killed processes of ours left in a folder.
+
+    Other files, and those of a process that is alive, stay.
+    """
+    for part in Path(folder).glob(".*.part"):
+        found = LEFTOVER.fullmatch(part.name)
+        if found and not _is_alive(int(found[1])):
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    """Whether another process than this one has this number."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it is somebody else's
+    return True

@@ -1,0 +1,399 @@
+"""Systems and runs on disk: written atomically, with a digest of everything, nothing that runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from annotated_transformer.data.files import FileError, write_atomically
+from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
+from annotated_transformer.engine.typed import typed
+from annotated_transformer.training.distributed import DistributedWorld, full_tensor, shard_like
+from annotated_transformer.translation.tokenizers import TokenizerError, load_tokenizer
+
+FORMAT = 2  # of a system's folder
+WEIGHTS = "model.safetensors"
+AVERAGED = "averaged.safetensors"
+BEST = "best"  # of these two, the one with the lower validation loss
+
+
+class CheckpointError(FileError):
+    """A checkpoint that cannot be read or written; the message names the file and the remedy."""
+
+
+def damaged(path: str | Path, reason: object) -> CheckpointError:
+    """Return the error for a file whose contents are wrong."""
+    words = " ".join(str(reason).split()) or type(reason).__name__
+    return CheckpointError(f"{path}: damaged ({words}); take a copy, or delete it and train again")
+
+
+# --- tensors ---------------------------------------------------------------------------------
+
+
+def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """Return the SHA-256 of tensors, with names, types and shapes, and of a text."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+    """Save tensors, and JSON data in the header, atomically, with a digest of both.
+
+    Raises:
+        FileError: The file cannot be written; what was there before is untouched.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(dict(data))
+    # One entry: safetensors writes several in an order that changes from run to run.
+    header = {"data": json.dumps({"sha256": digest(plain, text), "json": text})}
+    write_atomically(path, save(plain, header))
+
+
+def load_tensors(
+    path: str | Path, *, verify: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load what :func:`save_tensors` saved; the tensors are read when they are used.
+
+    Args:
+        path: The file.
+        verify: Compare the digest, which reads everything.
+
+    Raises:
+        CheckpointError: The file is missing, cut off or altered.
+    """
+    try:
+        with Path(path).open("rb"), safe_open(path, framework="pt") as file:
+            header = json.loads(file.metadata()["data"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if verify and digest(tensors, header["json"]) != header["sha256"]:
+            raise ValueError("its contents do not have the digest in its header")
+        return tensors, dict(json.loads(header["json"]))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # safetensors has exceptions of its own
+        raise damaged(path, error) from None
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's parameters by name; a shared one under its first name.
+
+    Where the model is sharded, they are put together: all processes must take part.
+    """
+    return {name: full_tensor(parameter.detach()) for name, parameter in model.named_parameters()}
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    """Copy tensors into a model's parameters, a shard its part; all of them, or none.
+
+    Raises:
+        CheckpointError: Names or shapes do not fit; the message names ``path``.
+    """
+    own = dict(model.named_parameters())
+    wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise CheckpointError(
+                f"{path}: does not belong to this model: {name} has the shape "
+                f"{found.get(name, 'of nothing')}, not {wanted.get(name, 'of nothing')}; "
+                "take the weights, the configuration and the tokenizer from one run"
+            )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(shard_like(tensors[name], parameter))
+
+
+# --- systems ---------------------------------------------------------------------------------
+
+
+def seal(data: Mapping[str, Any]) -> bytes:
+    """Return a JSON object with its digest, as a file has it."""
+    text = json.dumps(dict(data), sort_keys=True)
+    sealed = {**data, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return (json.dumps(sealed, indent=2) + "\n").encode()
+
+
+def save_description(system: System, folder: str | Path) -> None:
+    """Write configuration and tokenizers: all but the weights.
+
+    Raises:
+        FileError: A file cannot be written.
+    """
+    folder = Path(folder)
+    names = ("tokenizer.json",) if system.shared else ("source.json", "target.json")
+    for name, tokenizer in zip(names, system.tokenizers, strict=False):
+        write_atomically(folder / name, (tokenizer.to_json() + "\n").encode())
+    data = {
+        "format": FORMAT,
+        "languages": list(system.languages),
+        "architecture": architecture(system.config),
+        "model": asdict(system.config),
+        "shared": system.shared,
+        "tokenizers": system.fingerprint,
+        "training": system.training,
+    }
+    write_atomically(folder / "config.json", seal(data))
+
+
+def save_weights(system: System, folder: str | Path, name: str = WEIGHTS, **data: Any) -> None:
+    """Write the weights into a file of the folder; ``data`` goes into its header."""
+    header = {**data, "tokenizers": system.fingerprint}
+    save_tensors(Path(folder) / name, weights_of(system.model), header)
+
+
+def save_system(system: System, folder: str | Path, **data: Any) -> None:
+    """Write a system into a folder; ``data`` goes into the header of the weights' file."""
+    save_description(system, folder)
+    save_weights(system, folder, **data)
+
+
+def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
+    """Load a system from a folder; nothing in it can run code.
+
+    Args:
+        folder: Where it was saved.
+        weights: Which file of the folder has the weights, or :data:`BEST`, see
+            :func:`best_weights`; with None the model has fresh random ones.
+
+    Raises:
+        CheckpointError: Something is missing or damaged; the message names the file.
+    """
+    folder = Path(folder)
+    system = _load_description(folder)
+    if weights is None:
+        return system
+    path = folder / (best_weights(folder) if weights == BEST else weights)
+    if path.name == AVERAGED and not path.exists():
+        raise CheckpointError(
+            f"{path}: is not there; train with --average, or run the command average"
+        )
+    tensors, header = load_tensors(path)
+    check_fingerprint(system, header, path)
+    load_weights(system.model, tensors, path)
+    return system
+
+
+def _load_description(folder: Path) -> System:
+    """Load configuration and tokenizers; the model has random weights."""
+    path = folder / "config.json"
+    data = _load_json(path)
+    if data.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder}: was written in format {data.get('format')!r}, this version reads format "
+            f"{FORMAT}; use the version that wrote it, or train again into another folder"
+        )
+    try:
+        if (sha256 := data.pop("sha256")) != json.loads(seal(data))["sha256"]:
+            raise ValueError(f"its contents do not have the digest {sha256}")
+        if (kind := data["architecture"]) not in ARCHITECTURES:
+            raise ValueError(f"its architecture {kind!r} is unknown to this version")
+        config = typed(ARCHITECTURES[kind], data["model"])
+        first, second = (str(language) for language in data["languages"])
+        names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
+        loaded = [load_tokenizer(folder / name) for name in names]
+        model = config.build(len(loaded[0]), len(loaded[-1]))
+        tokenizers = loaded[0], loaded[-1]
+        system = System(model.eval(), config, (first, second), tokenizers, dict(data["training"]))
+        fingerprint = data["tokenizers"]
+    except TokenizerError as error:
+        raise CheckpointError(str(error)) from None
+    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from None
+    check_fingerprint(system, {"tokenizers": fingerprint}, path)
+    return system
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    """Load a JSON object."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent}: no checkpoint here ({path.name} is missing); train one first"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, error) from None
+    if not isinstance(data, dict):
+        raise damaged(path, "no JSON object")
+    return data
+
+
+def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Path) -> None:
+    """Raise CheckpointError if a file does not belong to the system's tokenizers."""
+    if header.get("tokenizers") != system.fingerprint:
+        raise CheckpointError(
+            f"{path}: belongs to another tokenizer than the one beside it; take both from one run"
+        )
+
+
+def best_weights(folder: str | Path) -> str:
+    """Return which weights to take: the averaged ones, where they have the lower validation loss.
+
+    Raises:
+        CheckpointError: A file is there and cannot be read.
+    """
+    losses = {}
+    for name in (WEIGHTS, AVERAGED):
+        if (path := Path(folder) / name).exists():
+            losses[name] = float(load_tensors(path, verify=False)[1].get("valid_loss", math.inf))
+    better = losses.get(AVERAGED, math.inf) < losses.get(WEIGHTS, math.inf)
+    return AVERAGED if better else WEIGHTS
+
+
+# --- averages --------------------------------------------------------------------------------
+
+
+def snapshots(folder: str | Path) -> list[Path]:
+    """Return the weights that a run kept for their average, the oldest first."""
+    return numbered(Path(folder) / "snapshots")
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Return the files of a folder that are named after an update, in order; others are ignored."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.stem.isdecimal())
+
+
+def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the mean of the weights in several files (§6.1).
+
+    Args:
+        paths: Files of weights of one run.
+
+    Returns:
+        The mean of each tensor, in its own type, and the data in the header of the last file.
+
+    Raises:
+        CheckpointError: A file is damaged, has other tensors than the others, or was trained
+            with another tokenizer.
+        ValueError: There is no file.
+    """
+    if not paths:
+        raise ValueError("there is nothing to average")
+    sums: dict[str, Tensor] = {}
+    trained = set()
+    for path in paths:
+        tensors, data = load_tensors(path)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if sums and shapes != {name: tensor.shape for name, tensor in sums.items()}:
+            raise CheckpointError(f"{path}: has other tensors than {paths[0]}; take one run")
+        trained.add(json.dumps(data.get("tokenizers")))
+        if len(trained) > 1:
+            raise CheckpointError(f"{path}: has another tokenizer than {paths[0]}")
+        for name, tensor in tensors.items():
+            sums[name] = sums.get(name, 0) + tensor.double()
+    return {name: (sums[name] / len(paths)).to(t.dtype) for name, t in tensors.items()}, data
+
+
+def average_snapshots(folder: str | Path, last: int | None = None) -> tuple[System, list[str]]:
+    """Return the system of a run with the mean of its last snapshots, and which these are.
+
+    Args:
+        folder: Where the run is.
+        last: How many snapshots; all that were kept unless given.
+
+    Raises:
+        CheckpointError: There are fewer snapshots, or one is damaged or of other tokenizers.
+    """
+    system, paths = load_system(folder, weights=None), snapshots(folder)
+    if not paths:
+        raise CheckpointError(f"{folder}: kept no snapshots to average; train with --average")
+    count = len(paths) if last is None else last
+    if not 0 < count <= len(paths):
+        raise CheckpointError(
+            f"{folder}: {len(paths)} snapshots were kept, {count} are to be averaged; "
+            f"give a number from 1 to {len(paths)}, or train with --average"
+        )
+    paths = paths[-count:]
+    tensors, data = average_weights(paths)
+    check_fingerprint(system, data, paths[-1])
+    load_weights(system.model, tensors, paths[-1])
+    return system, [path.stem for path in paths]
+
+
+def average_system(folder: str | Path, last: int | None = None) -> System:
+    """Average the last snapshots of a run, and write the mean beside them.
+
+    See :func:`average_snapshots`; a validation loss is not known, so nothing prefers the mean.
+    """
+    system, names = average_snapshots(folder, last)
+    save_weights(system, folder, AVERAGED, checkpoints=names)
+    return system
+
+
+# --- runs ------------------------------------------------------------------------------------
+
+
+def run_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, world: DistributedWorld
+) -> dict[str, Tensor]:
+    """Return weights, the optimizer's moments, and the random state of each process.
+
+    All processes must take part; what is sharded is put together tensor by tensor, and kept
+    only in the main one.
+    """
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    for number, state in sorted(optimizer.state_dict()["state"].items()):
+        for name, tensor in sorted(state.items()):  # in one order: all take part in each
+            tensors[f"optimizer.{number}.{name}"] = tensor
+    found = {}
+    for name, tensor in tensors.items():
+        whole = full_tensor(tensor)
+        if world.main:
+            found[name] = whole
+    for rank, state in enumerate(world.gather(torch.get_rng_state())):
+        found[f"random.{rank}"] = state
+    if world.device.type == "cuda":
+        for rank, state in enumerate(world.gather(torch.cuda.get_rng_state())):
+            found[f"random.{rank}.cuda"] = state
+    return found
+
+
+def restore_run(
+    tensors: Mapping[str, Tensor],
+    groups: list[dict[str, Any]],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: DistributedWorld,
+    path: str | Path,
+) -> None:
+    """Put back what :func:`run_tensors` found, in any number of processes; a shard its part.
+
+    Where there are more processes than before, the new ones keep their random states.
+
+    Raises:
+        CheckpointError: Something is missing, or of another model; the message names ``path``.
+    """
+    own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    load_weights(model, own, path)
+    try:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer."):
+                _, number, key = name.split(".")
+                like = parameters[int(number)]
+                part = shard_like(tensor, like) if tensor.shape == like.shape else tensor
+                moments.setdefault(int(number), {})[key] = part.clone()  # lets go of the file
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        if (name := f"random.{world.rank}") in tensors or not world.rank:
+            torch.set_rng_state(tensors[name])
+        if f"{name}.cuda" in tensors and world.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors[f"{name}.cuda"])
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from None

@@ -1,0 +1,373 @@
+"""What a run is: options in four groups, their limits, and recipes. Needs no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from annotated_transformer.engine.typed import from_dict, typed
+
+T = TypeVar("T")
+
+
+class UsageError(ValueError):
+    """Options that cannot work; the message names one as it is typed, and says what to change."""
+
+
+def option(default: T, **metadata: Any) -> T:
+    """Return a dataclass field with a default value.
+
+    Args:
+        default: Where nothing is said.
+        metadata: Limits that :func:`check` looks at (``least``, ``above``, ``most``, ``below``);
+            ``config``, the name in the model's configuration; ``size``, true for
+            what another preset brings with it; ``aliases``, other names on the command line.
+    """
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What is learned from."""
+
+    corpus: str = "grammar"
+    """grammar (embedded, needs no network), multi30k, iwslt2014, iwslt2016, iwslt2017, files, or
+    prepared."""
+    pair: str = "de-en"
+    """Source and target language."""
+    tokenizer: Literal["bpe", "bpe-lower", "words"] = "bpe"
+    """Sub-words shared by both languages, as they are or in lower case, or the words of each."""
+    vocabulary: int = option(10_000, least=1, most=2**20)
+    """Number of sub-words."""
+    max_len: int = option(256, least=2, most=2**16, config="max_len")
+    """Most tokens of a sentence, special ones included."""
+    skip_long: bool = False
+    """Leave longer sentences out, instead of stopping with an error."""
+    size: int | None = option(None, least=1)
+    """Take only so many training pairs."""
+    train_files: tuple[Path, Path] | None = None
+    """Source and target text for training; the corpus is "files" then."""
+    valid_files: tuple[Path, Path] | None = None
+    """Source and target text for validation, with --train-files."""
+    prepared: Path | None = None
+    """Folder that the command prepare made; the corpus is "prepared" then."""
+    mirror: Path | None = None
+    """Folder that holds the corpora's files, instead of a download."""
+
+
+PLACES = ("train_files", "valid_files", "prepared", "mirror")  # where it is, not what it is
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What learns. Where a size is not given, the preset's holds."""
+
+    architecture: Literal["transformer", "rnn", "rnn-attention", "rnn-dot", "convolution"] = option(
+        "transformer", aliases=("--model",)
+    )
+    """The Transformer; recurrent networks with one vector for the whole sentence (rnn), with
+    additive attention (rnn-attention) or dot products (rnn-dot); or convolutions."""
+    preset: Literal["tiny", "base", "big"] = "tiny"
+    """Sizes; base and big are the paper's. Architectures before the Transformer have tiny only."""
+    layers: int | None = option(None, least=1, most=256, config="N", size=True)
+    """Layers in each stack."""
+    d_model: int | None = option(None, least=1, most=2**16, config="d_model", size=True)
+    """Width of the layers."""
+    d_ff: int | None = option(None, least=1, most=2**18, config="d_ff", size=True)
+    """Width of the feed-forward networks."""
+    heads: int | None = option(None, least=1, most=2**10, config="h", size=True)
+    """Number of attention heads."""
+    d_k: int | None = option(None, least=1, most=2**16, config="d_k", size=True)
+    """Width of a head's queries and keys; d_model / heads unless given."""
+    d_v: int | None = option(None, least=1, most=2**16, config="d_v", size=True)
+    """Width of a head's values; d_model / heads unless given."""
+    dropout: float | None = option(None, least=0, below=1, config="dropout", size=True)
+    """Probability of dropping an element where the paper places dropout."""
+    attention_dropout: float | None = option(None, least=0, below=1, config="attention_dropout")
+    """Probability of dropping an attention weight; not in the paper."""
+    ff_dropout: float | None = option(None, least=0, below=1, config="ff_dropout")
+    """Probability of dropping a hidden unit of a feed-forward network; not in the paper."""
+    norm: Literal["post", "pre"] | None = option(None, config="norm")
+    """Normalise after each residual sum, as printed, or before each sub-layer."""
+    positions: Literal["sinusoid", "learned"] | None = option(None, config="positions")
+    """Sinusoids, or learned positions."""
+    tie: Literal["all", "target", "none"] | None = option(None, config="tie")
+    """Which embeddings share the generator's matrix; all where both languages have one
+    vocabulary, else the target's, unless given."""
+
+
+@dataclass(frozen=True)
+class OptimOptions:
+    """How it is learned: whatever changes the weights that come out."""
+
+    updates: int = option(3000, least=1)
+    """Updates in all."""
+    max_tokens: int = option(4096, least=1)
+    """Most source tokens, and most target tokens, of a batch, padding included."""
+    accumulate: int = option(1, least=1)
+    """Batches that make one update."""
+    warmup: int = option(1000, least=1)
+    """Updates until the learning rate is at its peak."""
+    peak: float | None = option(5e-3, above=0)
+    """Highest learning rate; in a recipe null for the paper's, (d_model * warmup) ** -0.5."""
+    smoothing: float = option(0.1, least=0, below=1)
+    """Label smoothing."""
+    clip: float | None = option(None, above=0)
+    """Largest gradient norm; any unless given."""
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    """In which precision products are computed; tf32 and float16 are for GPUs."""
+    seed: int = option(0, least=0, most=2**63 - 1)
+    """Decides first weights, order and dropout."""
+    average: int = option(0, least=0)
+    """Keep the weights of so many last snapshots, and average them at the end."""
+    average_every: int | None = option(None, least=1)
+    """Updates between those snapshots; an epoch unless given."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How it runs. This may change when a run goes on: the weights do not depend on it."""
+
+    save_every: float = option(60.0, least=0)
+    """Seconds between checkpoints; more where saving takes long."""
+    keep: int = option(2, least=1)
+    """How many checkpoints to keep to go on from."""
+    log_every: int = option(50, least=1)
+    """Updates between the lines of the log."""
+    steps: int | None = option(None, least=1)
+    """Make only so many updates now, and say how long the whole run takes."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard, whose package must be installed."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """What to do where a loss or a gradient becomes NaN or infinite."""
+    compile: bool = False
+    """Compile the Transformer, with lengths in buckets; pays on a GPU."""
+    sharded: bool = option(False, aliases=("--pieces",))
+    """Let each process hold only a shard of the weights (FSDP2), where there are several."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute: a GPU where there is one, unless given."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that can be chosen for a run, in four groups; no name is in two of them."""
+
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    optim: OptimOptions = field(default_factory=OptimOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+    def replace(self, **changes: Any) -> Options:
+        """Return a copy with other values, given by the names of their fields.
+
+        Raises:
+            UsageError: There is no such option.
+        """
+        groups = {}
+        for group in fields(self):
+            own = {each.name for each in fields(getattr(self, group.name))}
+            mine = {name: changes.pop(name) for name in own & changes.keys()}
+            groups[group.name] = replace(getattr(self, group.name), **mine)
+        if changes:
+            raise UsageError(f"{flag(min(changes))}: there is no such option")
+        return Options(**groups)
+
+    def described(self) -> dict[str, Any]:
+        """Return what decides the weights, flat, as JSON holds it: a run goes on with the same."""
+        found = {}
+        for group in (self.data, self.model, self.optim):
+            found.update({name: v for name, v in asdict(group).items() if name not in PLACES})
+        return found
+
+
+def from_described(described: Mapping[str, Any]) -> Options:
+    """Return the options of a description; those that it does not name have their defaults.
+
+    Raises:
+        TypeError: A value is of a wrong type, or its name is unknown.
+    """
+    options = Options().replace(**described)
+    return from_dict(Options, {g.name: vars(getattr(options, g.name)) for g in fields(options)})
+
+
+def flag(name: str) -> str:
+    """Return an option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+Holds = Callable[[float, float], bool]
+LIMITS: Mapping[str, tuple[str, Holds]] = {  # of numbers: how each is worded, and what holds
+    "least": ("at least {}", lambda value, limit: value >= limit),
+    "above": ("above {}", lambda value, limit: value > limit),
+    "most": ("at most {}", lambda value, limit: value <= limit),
+    "below": ("below {}", lambda value, limit: value < limit),
+}
+CORPORA = ("grammar", "multi30k", "iwslt2014", "iwslt2016", "iwslt2017", "files", "prepared")
+
+
+def check(options: Options) -> None:
+    """Refuse values that cannot work, before anything else is done.
+
+    Raises:
+        UsageError: The message names the option.
+    """
+    for group in fields(options):
+        check_group(getattr(options, group.name))
+    if options.data.corpus == "wmt14":
+        raise UsageError("--corpus wmt14: too large for memory; prepare it, then --prepared FOLDER")
+    if options.data.corpus not in CORPORA:
+        raise UsageError(f"--corpus {options.data.corpus}: choose among {', '.join(CORPORA)}")
+    model, usual = options.model, ModelOptions()
+    if model.architecture != "transformer":
+        shared = ("architecture", "layers", "dropout")  # what other architectures have, too
+        for each in fields(model):
+            if each.name not in shared and getattr(model, each.name) != getattr(usual, each.name):
+                raise UsageError(f"{flag(each.name)}: not for --architecture {model.architecture}")
+        if options.run.compile:
+            raise UsageError("--compile: for the Transformer only")
+
+
+def check_group(group: Any) -> None:
+    """Refuse the values of one group that are of a wrong type or beyond their limits."""
+    kinds = get_type_hints(type(group))
+    for each in fields(group):
+        value, name = getattr(group, each.name), flag(each.name)
+        try:
+            typed(kinds[each.name], value)
+        except TypeError as error:
+            raise UsageError(f"{name}: {error}") from None
+        limits = [(key, each.metadata[key]) for key in LIMITS if key in each.metadata]
+        if value is None or not limits:
+            continue
+        holds = all(LIMITS[key][1](value, limit) for key, limit in limits)
+        if not (holds and math.isfinite(value)):
+            words = " and ".join(LIMITS[key][0].format(limit) for key, limit in limits)
+            raise UsageError(f"{name} {value}: must be {words}")
+
+
+def check_sources(data: DataOptions) -> None:
+    """Refuse a corpus without its files, and files without their corpus.
+
+    Raises:
+        UsageError: The message names the option.
+    """
+    if (data.corpus == "prepared") != (data.prepared is not None):
+        raise UsageError("--corpus prepared and --prepared FOLDER go together")
+    files = [name for name in ("train_files", "valid_files") if getattr(data, name) is not None]
+    if data.corpus == "files" and len(files) < 2:
+        raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
+    if data.corpus != "files" and files:
+        raise UsageError(f"{flag(files[0])}: for --corpus files, not {data.corpus}")
+    if data.mirror is not None and data.corpus in ("grammar", "files", "prepared"):
+        raise UsageError(f"--mirror: --corpus {data.corpus} needs no download")
+
+
+# --- recipes ---------------------------------------------------------------------------------
+
+RECIPES = Path(__file__).with_name("recipes")
+
+
+def recipes() -> dict[str, str]:
+    """Return the names of the package's recipes, and what each says about itself."""
+    found = {path.stem: _read(path) for path in sorted(RECIPES.glob("*.json"))}
+    return {name: str(data.get("about", "")) for name, data in found.items()}
+
+
+def load_recipe(recipe: str | Path) -> Options:
+    """Return the options of a recipe, which may be like another but for some values.
+
+    Args:
+        recipe: A name, see :func:`recipes`; or a JSON file with the groups ``data``, ``model``,
+            ``optim`` and ``run``, perhaps ``like``, another recipe, and ``about``, a remark.
+
+    Raises:
+        UsageError: There is no such recipe, or a value in it cannot be.
+    """
+    path = RECIPES / f"{recipe}.json"
+    if Path(recipe).suffix or not path.exists():
+        path = Path(recipe)
+    if not path.exists():
+        raise UsageError(f"--recipe {recipe}: no file, nor one of {', '.join(recipes())}")
+    data = _read(path)
+    data.pop("about", None)
+    like = data.pop("like", None)
+    if like is not None and like not in recipes():
+        raise UsageError(f"--recipe {recipe}: like {like!r}: is none of {', '.join(recipes())}")
+    start = Options() if like is None else load_recipe(like)
+    try:
+        groups = {each.name: vars(getattr(start, each.name)) for each in fields(start)}
+        for name in data.keys() & groups.keys():
+            if isinstance(data[name], dict):
+                data[name] = {**groups[name], **data[name]}
+        options = from_dict(Options, {**groups, **data})
+        check(options)
+    except (TypeError, UsageError) as error:
+        raise UsageError(f"--recipe {recipe}: {error}") from None
+    return options
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--recipe {path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--recipe {path}: is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"--recipe {path}: is not a JSON object")
+    return data
+
+
+def recipe_name(corpus: str, pair: str = "", preset: str = "") -> str:
+    """Return the recipe that holds for a corpus where no other is asked for."""
+    if corpus == "prepared" and (preset == "big" or "fr" in pair):
+        return f"paper-{'big' if preset == 'big' else 'base'}-en-{'fr' if 'fr' in pair else 'de'}"
+    known = {f"iwslt20{year}": f"iwslt{year}" for year in (14, 16, 17)}
+    return known.get(corpus, corpus if corpus in CORPORA else "grammar")
+
+
+def defaults(said: Mapping[str, Any]) -> Options:
+    """Return what holds where nothing else is said: the recipe, without what ill fits it.
+
+    Args:
+        said: Options by name, as they were given. ``recipe`` chooses a recipe, else the corpus
+            does. Given files imply their corpus. Another preset than the recipe's brings sizes and
+            dropout of its own; another architecture keeps nothing but the recipe's dropout.
+
+    Raises:
+        UsageError: There is no such recipe.
+    """
+    implied = {"prepared": "prepared", "train_files": "files", "valid_files": "files"}
+    corpus = said.get("corpus") or next((implied[name] for name in implied if said.get(name)), None)
+    name = said.get("recipe")
+    if name is None:
+        name = recipe_name(*(str(x or "") for x in (corpus, said.get("pair"), said.get("preset"))))
+    options = load_recipe(name)
+    if corpus is not None:
+        options = options.replace(corpus=corpus)
+    model = options.model
+    if said.get("architecture", model.architecture) != model.architecture:
+        model = ModelOptions(said["architecture"], dropout=model.dropout)
+    if said.get("preset", model.preset) != model.preset:
+        sizes: dict[str, Any] = {x.name: None for x in fields(model) if x.metadata.get("size")}
+        model = replace(model, preset=said["preset"], **sizes)
+    return replace(options, model=model)
+
+
+def choose(said: Mapping[str, Any]) -> Options:
+    """Return the options that were given, checked; the rest is as :func:`defaults` has it.
+
+    Raises:
+        UsageError: An option cannot work; the message names it.
+    """
+    own = {name: value for name, value in said.items() if name != "recipe"}
+    options = defaults(said).replace(**own)
+    check(options)
+    check_sources(options.data)
+    return options

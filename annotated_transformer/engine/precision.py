@@ -1,0 +1,224 @@
+"""In which precision a run computes, and the loss that it computes in it, perhaps compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from annotated_transformer.fast.loss import FastLoss, linear_cross_entropy
+from annotated_transformer.fast.model import FastModel, can_accelerate, embed
+from annotated_transformer.fast.packing import PackedMask, Rows
+from annotated_transformer.model.architecture import EncoderDecoder, Generator
+from annotated_transformer.model.multi_head import subsequent_mask
+from annotated_transformer.training.batches import Batch
+from annotated_transformer.training.loop import LossScale
+
+Name = Literal["float32", "tf32", "bfloat16", "float16"]
+SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class DynamicLossScale(LossScale):
+    """A factor that keeps small float16 gradients from vanishing: halved where they overflow.
+
+    Args:
+        value: The first one.
+        patience: Updates without overflow, after which it is doubled.
+    """
+
+    least, most = 1.0, 2.0**24
+
+    def __init__(self, value: float = 2.0**15, patience: int = 2000) -> None:
+        self.value, self.patience = value, patience
+        self.good = 0  # updates since the last change
+
+    def adapt(self, finite: bool) -> None:
+        """Change the factor by how an update went."""
+        self.good = self.good + 1 if finite else 0
+        if not finite:
+            self.value = max(self.least, self.value / 2)
+        elif self.good == self.patience:
+            self.value, self.good = min(self.value * 2, self.most), 0
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a checkpoint needs to keep."""
+        return {"value": self.value, "good": self.good}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on as kept."""
+        self.value, self.good = float(state["value"]), int(state["good"])
+
+
+class Precision:
+    """In which precision products are computed; on a GPU it also sets how float32 is multiplied.
+
+    Args:
+        name: ``float32``; ``tf32``, where the products of float32 are rounded inside;
+            ``bfloat16`` or ``float16``, in which products are computed.
+        device: Where it is computed.
+
+    Attributes:
+        scale: What the loss is multiplied by; None where it needs none.
+
+    Raises:
+        ValueError: There is no such precision on the device.
+    """
+
+    def __init__(self, name: Name = "float32", device: torch.device | None = None) -> None:
+        self.name: Name = name
+        self.device = torch.device("cpu") if device is None else device
+        if name not in get_args(Name):
+            raise ValueError(f"precision {name}: choose among {', '.join(get_args(Name))}")
+        gpu = self.device.type == "cuda"
+        if name == "tf32" and not (gpu and torch.cuda.get_device_capability(self.device) >= (8, 0)):
+            raise ValueError("precision tf32: needs an NVIDIA GPU of 2020 or later")
+        if gpu:
+            torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+        self.scale = DynamicLossScale() if name == "float16" else None
+
+    @classmethod
+    def nearest(cls, name: Name, device: torch.device) -> Precision:
+        """Return this precision, or float32, with a warning, where the device does not have it."""
+        try:
+            return cls(name, device)
+        except ValueError as error:
+            warnings.warn(f"{error}; computed in float32 instead", stacklevel=2)
+            return cls("float32", device)
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which a forward pass is computed."""
+        if self.name not in SHORT:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, SHORT[self.name])
+
+
+class PreciseLoss(nn.Module):
+    """The loss of a batch in a precision: what is replicated or sharded, and trained.
+
+    Args:
+        model: Its parameters are this module's.
+        precision: Of the forward pass.
+        compiler: Backend of ``torch.compile``, such as ``"inductor"``; not compiled unless given.
+
+    Raises:
+        ValueError: There is a compiler, and the fast layer cannot take the model over.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        precision: Precision | None = None,
+        compiler: str | Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.precision = Precision() if precision is None else precision
+        self.loss = FastLoss(model) if compiler is None else CompiledLoss(model, compiler)
+
+    @property
+    def layers(self) -> Iterable[nn.Module]:
+        """The parts that are gathered on their own where weights are sharded."""
+        return self.loss.model.blocks if isinstance(self.loss.model, FastModel) else ()
+
+    def forward(self, batch: Batch, smoothing: float, tokens: int | None) -> tuple[Tensor, Tensor]:
+        """Return what ``training.loop.batch_loss`` returns."""
+        with self.precision.autocast():
+            found: tuple[Tensor, Tensor] = self.loss(batch, smoothing, tokens)
+        return found
+
+
+# --- compiled --------------------------------------------------------------------------------
+
+BUCKETS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def bucketed(batch: Batch, most: int | None = None) -> Batch:
+    """Pad both sides of a batch to the same length, one of a few; and to two sentences at least.
+
+    Args:
+        batch: Its padding counts for nothing, however much there is.
+        most: Positions of the model; a sentence longer than all buckets is padded to them.
+    """
+    longest = max(batch.src.size(1), batch.tgt.size(1))
+    last = max(longest, BUCKETS[-1]) if most is None else most
+    length = min(last, next((size for size in BUCKETS if size >= longest), last))
+    rows = max(0, 2 - len(batch.src))  # a single one would be a shape of its own
+    sides = ((batch.src, length), (batch.target, length + 1))
+    src, tgt = (F.pad(x, (0, n - x.size(1), 0, rows), value=batch.pad) for x, n in sides)
+    return Batch(src, tgt, batch.pad)
+
+
+class _Padded(Rows):
+    """The rows of a padded batch, padding among them: no shape depends on the tokens."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.shape = (tokens.size(0), tokens.size(1))
+        self.index = torch.arange(tokens.numel(), device=tokens.device)
+
+    def pack(self, x: Tensor) -> Tensor:
+        return x.flatten(0, 1)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        return x.view(*self.shape, *x.shape[1:])
+
+
+class _PaddedMask(PackedMask):
+    full = False  # never asked of the tokens, which a compiler cannot
+
+
+class CompiledLoss(nn.Module):
+    """The loss of a batch by a compiled program for each length, of which there are few.
+
+    Args:
+        model: One for which ``fast.model.can_accelerate`` holds.
+        compiler: Backend of ``torch.compile``.
+
+    Raises:
+        ValueError: It does not hold.
+    """
+
+    def __init__(self, model: EncoderDecoder, compiler: str | Callable[..., Any]) -> None:
+        super().__init__()
+        if not can_accelerate(model):
+            raise ValueError("compile: for the Transformer as it comes, without changed parts")
+        self.model, self.most = FastModel(model), model.config and model.config.max_len
+        # Each bucket, in training and in evaluation, with gradient and without.
+        config: Any = torch._dynamo.config
+        name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+        setattr(config, name, max(getattr(config, name), 4 * (len(BUCKETS) + 1)))
+        self.compiled = torch.compile(
+            self._outputs, backend=compiler, dynamic=False, fullgraph=True
+        )
+
+    def _outputs(self, src: Tensor, tgt: Tensor, pad: int) -> Tensor:
+        """Return the decoder's outputs ``(batch * n, d_model)``, meaningless at padding."""
+        source, target = _Padded(src), _Padded(tgt)
+        real = (src != pad).unsqueeze(1)
+        real = real | ~real.any(-1, keepdim=True)  # nothing to attend to: no softmax of nothing
+        past = subsequent_mask(tgt.size(1), tgt.device)
+        own = torch.eye(tgt.size(1), dtype=torch.bool, device=tgt.device)
+        past = past & (tgt != pad).unsqueeze(1) | own
+        m = self.model
+        memory = m.encoder(embed(m.src_embed, src, source), _PaddedMask(real, source, source))
+        x = embed(m.tgt_embed, tgt, target)
+        cross = _PaddedMask(real, target, source)
+        y: Tensor = m.decoder(x, memory, cross, _PaddedMask(past, target, target))
+        return y
+
+    def forward(
+        self, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what ``training.loop.batch_loss`` returns."""
+        scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
+        batch = bucketed(batch, self.most)
+        inputs = batch.src, batch.tgt.contiguous()
+        for tensor in inputs:
+            torch._dynamo.mark_dynamic(tensor, 0)  # any number of sentences
+        keep = batch.tgt_y != batch.pad
+        x = self.compiled(*inputs, batch.pad)[keep.flatten()]  # (rows, d_model)
+        projection = cast(Generator, self.model.generator).proj
+        return linear_cross_entropy(x, projection, batch.tgt_y[keep], smoothing, scale)

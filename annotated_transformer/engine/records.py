@@ -1,0 +1,102 @@
+"""Where a result comes from: the record of a run, versions, commit, processor."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from annotated_transformer import __version__
+from annotated_transformer.engine.state import TrainState
+from annotated_transformer.engine.system import System, architecture
+from annotated_transformer.model.transformer import count_parameters
+
+
+def make_record(
+    system: System,
+    state: TrainState,
+    scores: dict[str, Any],
+    command: str,
+    *,
+    pairs: int,
+    processes: int = 1,
+) -> dict[str, Any]:
+    """Return the record of a run.
+
+    Args:
+        system: What was trained.
+        state: How far it was.
+        scores: What it reached, by name.
+        command: With which it was run.
+        pairs: On how many sentence pairs.
+        processes: By how many processes.
+    """
+    return {
+        "command": command,
+        "commit": state.commit,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "seed": system.training["options"]["seed"],
+        "corpus": {"checksums": system.training["checksums"], "pairs": pairs},
+        "options": system.training["options"],
+        "architecture": architecture(system.config),
+        "model": asdict(system.config),
+        "parameters": count_parameters(system.model),
+        "versions": versions(),
+        "hardware": {
+            "processor": processor(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "processes": processes,
+        },
+        "updates": state.updates,
+        "tokens": state.tokens,
+        "flops": state.flops or None,
+        "seconds": round(state.seconds, 1),
+        "curve": [asdict(point) for point in state.curve],
+        "scores": scores,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what takes part."""
+    return {
+        "annotated_transformer": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "sacrebleu": version("sacrebleu"),
+        "sacremoses": version("sacremoses"),
+    }
+
+
+def commit() -> str:
+    """Return the commit of the package's sources, ``-dirty`` if changed since, or ``unknown``."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
+def processor() -> str:
+    """Return the name of the processor and how many cores this process may use."""
+    names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} core{'s' if cores != 1 else ''}"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

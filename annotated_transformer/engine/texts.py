@@ -1,0 +1,140 @@
+"""What a run learns from, as token numbers; and in which order it comes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+
+from annotated_transformer.data.corpora import ParallelText
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.engine.config import DataOptions, OptimOptions, UsageError
+from annotated_transformer.training.batches import token_batches
+from annotated_transformer.translation.tokenizers import (
+    BPETokenizer,
+    Tokenizer,
+    TokenizerError,
+    WordTokenizer,
+)
+
+Texts: TypeAlias = tuple[ParallelText, ParallelText] | Prepared  # of training and validation
+Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]
+
+
+def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tokenizers:
+    """Learn the tokenizers of source and target from a training text, or take what was learned.
+
+    Raises:
+        UsageError: The text has not as many sub-words, or too many characters.
+    """
+    if isinstance(text, Prepared):
+        return text.tokenizer, text.tokenizer
+    if options.tokenizer == "words":
+        first, second = text.languages
+        return WordTokenizer.train(text.source, first), WordTokenizer.train(text.target, second)
+    try:
+        lines = itertools.chain(text.source, text.target)
+        lowercase = options.tokenizer == "bpe-lower"
+        shared = BPETokenizer.train(lines, options.vocabulary, lowercase=lowercase)
+    except TokenizerError as error:
+        raise UsageError(f"--vocabulary {options.vocabulary}: {error}") from None
+    return shared, shared
+
+
+def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> TokenPairs:
+    """Turn sentence pairs into token numbers.
+
+    Raises:
+        CorpusError: A sentence is longer than ``max_len``, and is not to be skipped.
+    """
+    source = [tokenizers[0].encode(line) for line in text.source]
+    target = [tokenizers[1].encode(line) for line in text.target]
+    limit = options.max_len - 1  # the end symbol needs a place
+    keep = []
+    for i, pair in enumerate(zip(source, target, strict=True)):
+        if max(map(len, pair)) <= limit:
+            keep.append(i)
+        elif not options.skip_long:
+            side = 0 if len(pair[0]) > limit else 1
+            raise CorpusError(
+                f"{place(text, i, side)}: {len(pair[side])} tokens, more than the {limit} that "
+                "fit; raise --max-len, or leave such sentences out with --skip-long"
+            )
+    if not keep:
+        raise CorpusError(f"{text.name} {text.split}: no sentence is left; raise --max-len")
+    lines = line_numbers(text)
+    source, target = ([side[i] for i in keep] for side in (source, target))
+    return TokenPairs.from_lists(source, target, [lines[i] for i in keep])
+
+
+def line_numbers(text: ParallelText) -> list[int]:
+    """Return the line of each pair in its files, counting the blank ones that were dropped."""
+    blank = set(text.blank)
+    return [n for n in range(1, len(text) + len(blank) + 1) if n not in blank]
+
+
+def place(text: ParallelText, index: int, side: int) -> str:
+    """Name the file and line of a sentence; of several files, the first."""
+    return f"{text.checksums[side][0]}{text.among(side)}, line {line_numbers(text)[index]}"
+
+
+def encoded(
+    texts: Texts, tokenizers: Tokenizers, options: DataOptions
+) -> tuple[TokenPairs, TokenPairs]:
+    """Return training and validation text as token numbers.
+
+    Raises:
+        CorpusError: A sentence is too long, or a shard is damaged.
+    """
+    if isinstance(texts, Prepared):
+        return texts.tokens("train", verify=True), texts.tokens("val", verify=True)
+    train, valid = (encode(text, tokenizers, options) for text in texts)
+    return train, valid
+
+
+def longest(text: TokenPairs) -> int:
+    """Return the most tokens that a sentence has, special symbols included."""
+    return int(text.lengths().max())
+
+
+def lengths_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[list[int]]:
+    """Return source and target length of each pair of some batches, special symbols included."""
+    lengths = text.lengths()
+    return [pair for group in groups for pair in lengths[group.long()].tolist()]
+
+
+def lines_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[int]:
+    """Return the lines, or else the numbers from 1, of the pairs of some batches."""
+    numbers = (int(i) for group in groups for i in group)
+    return sorted(text.lines[i] if text.lines else i + 1 for i in numbers)
+
+
+def updates_to_come(
+    text: TokenPairs, options: OptimOptions, done: int, begun: tuple[int, int] = (0, 0)
+) -> Iterator[tuple[int, int, Sequence[Tensor]]]:
+    """Yield, for each update after ``done``, its epoch, how many it leaves, its micro-batches.
+
+    Args:
+        text: What to learn from.
+        options: Seed, size of the batches, number of updates.
+        done: How many updates were done.
+        begun: An epoch, and how many updates were done before it: what came before need not
+            be put in order again.
+
+    Yields:
+        A micro-batch is given by the numbers of its pairs.
+    """
+    first, number = begun
+    for epoch in itertools.count(first):
+        order = token_batches(text.lengths(), options.max_tokens, seed=options.seed, epoch=epoch)
+        for start in range(0, len(order), options.accumulate):
+            if number >= options.updates:
+                return
+            number += 1
+            if number > done:
+                left = (len(order) - 1 - start) // options.accumulate
+                yield epoch, left, order[start : start + options.accumulate]

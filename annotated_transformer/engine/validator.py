@@ -1,0 +1,55 @@
+"""The validation loss of a run: of the model that is trained, and of averaged weights."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.engine.precision import PreciseLoss, Precision
+from annotated_transformer.engine.texts import longest
+from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.training.batches import Batch, token_batches
+from annotated_transformer.training.distributed import (
+    DistributedWorld,
+    local_validation,
+    replica_loss,
+    reshard,
+)
+from annotated_transformer.training.loop import Progress, evaluate
+
+
+class Validator:
+    """Measures models on one text.
+
+    Args:
+        text: Validation text.
+        max_tokens: Most tokens of a batch; more where a single sentence has more.
+        world: The processes that share it.
+        precision: In which it is computed, and where.
+    """
+
+    def __init__(
+        self, text: TokenPairs, max_tokens: int, world: DistributedWorld, precision: Precision
+    ) -> None:
+        self.text, self.world, self.precision = text, world, precision
+        self.max_tokens = max(max_tokens, longest(text))
+
+    def batch(self, numbers: Tensor) -> Batch:
+        """Make a batch of pairs, on the device."""
+        return self.text.batch(numbers).to(self.precision.device)
+
+    def order(self) -> list[Tensor]:
+        """Return the pairs of each batch."""
+        return token_batches(self.text.lengths(), self.max_tokens, shuffle=False)
+
+    def measure(self, replica: nn.Module) -> Progress:
+        """Return the loss of what is trained; all processes take part."""
+        batches = local_validation(self.order(), self.batch, self.world)
+        result = evaluate(replica, batches, loss=replica_loss, world=self.world)
+        reshard(replica)
+        return result
+
+    def measure_alone(self, model: EncoderDecoder) -> Progress:
+        """Return the loss of another model, in this process."""
+        loss = PreciseLoss(model.to(self.precision.device), self.precision)
+        return evaluate(loss, map(self.batch, self.order()), loss=replica_loss)

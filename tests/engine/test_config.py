@@ -1,0 +1,245 @@
+"""Options are checked in one way, recipes are files, and neither needs PyTorch."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from annotated_transformer.engine import config
+from annotated_transformer.engine.config import (
+    CORPORA,
+    ModelOptions,
+    Options,
+    UsageError,
+    check,
+    check_sources,
+    choose,
+    defaults,
+    from_described,
+    load_recipe,
+    recipes,
+)
+from annotated_transformer.model.transformer import ModelConfig
+
+PAPERS = [f"paper-{preset}-en-{target}" for preset in ("base", "big") for target in ("de", "fr")]
+
+
+def test_options_need_no_torch() -> None:
+    code = "import sys, annotated_transformer.engine.config as c; c.choose({}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "annotated_transformer" in loaded
+    assert loaded & {"torch", "numpy", "spacy", "tyro", "tqdm", "safetensors"} == set()
+
+
+def test_every_field_of_the_model_can_be_set() -> None:
+    named = [
+        each.metadata["config"]
+        for group in (Options().model, Options().data)
+        for each in fields(group)
+        if "config" in each.metadata
+    ]
+    assert sorted(named) == sorted(each.name for each in fields(ModelConfig))
+
+
+def test_no_name_is_in_two_groups() -> None:
+    names = [
+        each.name for group in fields(Options()) for each in fields(getattr(Options(), group.name))
+    ]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"corpus": "wmt99"}, "--corpus wmt99: choose among grammar, multi30k"),
+        ({"corpus": "wmt14"}, "--corpus wmt14: too large for memory; prepare it"),
+        ({"updates": 0}, "--updates 0: must be at least 1"),
+        ({"max_tokens": -3}, "--max-tokens -3"),
+        ({"layers": 0}, "--layers 0: must be at least 1 and at most 256"),
+        ({"layers": 1_000_000}, "--layers 1000000"),
+        ({"heads": 0}, "--heads 0"),
+        ({"size": -1}, "--size -1"),
+        ({"average": -1}, "--average -1"),
+        ({"average_every": 0}, "--average-every 0"),
+        ({"peak": float("nan")}, "--peak nan"),
+        ({"peak": float("inf")}, "--peak inf"),
+        ({"peak": 0.0}, "--peak 0.0: must be above 0"),
+        ({"clip": 0.0}, "--clip 0.0"),
+        ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
+        ({"attention_dropout": -0.1}, "--attention-dropout -0.1"),
+        ({"smoothing": -0.1}, "--smoothing -0.1"),
+        ({"smoothing": float("nan")}, "--smoothing nan"),
+        ({"keep": 0}, "--keep 0"),
+        ({"log_every": 0}, "--log-every 0"),
+        ({"steps": 0}, "--steps 0"),
+        ({"save_every": -1.0}, "--save-every -1.0"),
+        ({"save_every": float("nan")}, "--save-every nan"),
+        ({"updates": 2.5}, "--updates: 2.5 is not int"),
+        ({"updates": True}, "--updates: True is not int"),
+        ({"norm": "both"}, "--norm: 'both' is not 'post' or 'pre'"),
+        ({"architecture": "perceptron"}, "--architecture: 'perceptron' is not 'transformer' or"),
+        ({"architecture": "rnn", "preset": "base"}, "--preset: not for --architecture rnn"),
+        ({"architecture": "rnn", "norm": "pre"}, "--norm: not for --architecture rnn"),
+        ({"architecture": "convolution", "d_k": 3}, "--d-k: not for --architecture convolution"),
+        ({"architecture": "rnn", "compile": True}, "--compile: for the Transformer only"),
+        ({"layer": 3}, "--layer: there is no such option"),
+    ],
+)
+def test_values_that_cannot_work(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(told)}") as error:
+        check(Options().replace(**change))
+    assert "\n" not in str(error.value)
+
+
+def test_values_at_their_limits_work() -> None:
+    check(Options().replace(dropout=0.0, layers=256, updates=1, smoothing=0.999, save_every=0.0))
+    check(Options().replace(architecture="rnn", layers=3, dropout=0.5))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"corpus": "prepared"}, "--corpus prepared and --prepared FOLDER go together"),
+        ({"prepared": Path("x")}, "--corpus prepared and --prepared FOLDER go together"),
+        ({"corpus": "files"}, "--corpus files: give --train-files and --valid-files"),
+        ({"train_files": (Path("a"), Path("b"))}, "--train-files: for --corpus files, not grammar"),
+        ({"mirror": Path("m")}, "--mirror: --corpus grammar needs no download"),
+    ],
+)
+def test_a_corpus_and_its_files_go_together(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        check_sources(Options().replace(**change).data)
+
+
+def test_files_imply_their_corpus() -> None:
+    two = (Path("a"), Path("b"))
+    assert choose({"train_files": two, "valid_files": two}).data.corpus == "files"
+    assert choose({"prepared": Path("p")}).data.corpus == "prepared"
+    with pytest.raises(UsageError, match="--train-files: for --corpus files, not multi30k"):
+        choose({"train_files": two, "corpus": "multi30k"})
+    with pytest.raises(UsageError, match="give --train-files and --valid-files"):
+        choose({"train_files": two})
+
+
+# --- recipes ---------------------------------------------------------------------------------
+
+
+def test_recipes_can_work_and_say_where_they_come_from() -> None:
+    assert set(recipes()) > {"grammar", "multi30k", "multi30k-lower", "iwslt14", *PAPERS}
+    for name, about in recipes().items():
+        check(load_recipe(name))
+        assert len(about) > 20, name
+    for corpus in CORPORA:
+        assert defaults({"corpus": corpus}).data.corpus == corpus
+
+
+def test_the_paper_is_followed() -> None:
+    for name in PAPERS:
+        options = load_recipe(name)
+        big, french = "big" in name, name.endswith("fr")
+        assert options.model.dropout == (0.3 if big and not french else 0.1)
+        assert options.data.vocabulary == (32_000 if french else 37_000)
+        assert options.data.pair == ("en-fr" if french else "en-de")
+        assert options.optim.updates == (300_000 if big else 100_000)
+        assert options.optim.average == (20 if big else 5)
+        assert (options.optim.warmup, options.optim.smoothing) == (4000, 0.1)
+        assert options.optim.peak is None  # the formula
+        assert options.optim.max_tokens * options.optim.accumulate == 25_000
+        assert options.model.norm is None  # as printed
+        assert options.optim.average_every == options.optim.updates // ((84 if big else 12) * 6)
+
+
+def test_the_recipe_of_the_best_records_is_the_default() -> None:
+    root = Path(config.__file__).parents[2] / "results"
+    for pair in ("en-de", "de-en"):
+        record = json.loads((root / f"multi30k-{pair}-tiny-lower-0.json").read_text())
+        for recipe in ("multi30k-lower", "multi30k"):
+            described = load_recipe(recipe).replace(pair=pair).described()
+            changed = {
+                name: value
+                for name, value in record["options"].items()
+                if name != "model" and described[name] != value
+            }
+            assert changed == ({} if recipe == "multi30k-lower" else {"tokenizer": "bpe-lower"})
+
+
+def test_what_ill_fits_a_recipe_is_left_out() -> None:
+    assert defaults({}).model.layers == 2
+    assert defaults({"preset": "tiny"}).model.layers == 2
+    base = defaults({"preset": "base"})
+    assert (base.model.layers, base.model.dropout) == (None, None)
+    assert base.optim == defaults({}).optim
+    assert choose({"preset": "base", "layers": 3}).model.layers == 3
+    assert defaults({"corpus": "multi30k", "preset": "base"}).model.norm == "pre"
+    for corpus in CORPORA:
+        for name in ("rnn", "rnn-attention", "rnn-dot", "convolution"):
+            options = defaults({"corpus": corpus, "architecture": name})
+            assert options.model == ModelOptions(name, dropout=options.model.dropout)  # type: ignore[arg-type]
+            check(options)
+    assert defaults({"prepared": Path("x"), "preset": "big"}).optim.updates == 300_000
+    assert defaults({"recipe": "multi30k-lower"}).data.tokenizer == "bpe-lower"
+    chosen = choose({"recipe": "multi30k-lower", "seed": 5, "pair": "en-de"})
+    assert chosen == load_recipe("multi30k-lower").replace(seed=5, pair="en-de")
+
+
+def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('{"like": "grammar", "optim": {"updates": 7}, "run": {"log_every": 1}}')
+    assert load_recipe(path) == load_recipe("grammar").replace(updates=7, log_every=1)
+    assert choose({"recipe": str(path), "seed": 3}).optim.updates == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"optim": {"updates": 0}}', "--updates 0: must be at least 1"),
+        ('{"optim": {"updates": "7"}}', "optim: updates: '7' is not int"),
+        ('{"optim": {"steps": 7}}', "optim: 'steps' is unknown"),
+        ('{"optim": 7}', "optim"),
+        ('{"speed": {}}', "'speed' is unknown"),
+        ('{"like": "mine"}', "like 'mine'"),
+        ('{"like": 7}', "like 7"),
+    ],
+)
+def test_a_wrong_recipe_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(told)) as error:
+        load_recipe(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_recipe_is_told_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--recipe multi: no file, nor one of .*multi30k-lower"):
+        load_recipe("multi")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_recipe(tmp_path)
+
+
+# --- descriptions ----------------------------------------------------------------------------
+
+
+def test_a_description_is_flat_and_comes_back_without_places() -> None:
+    options = load_recipe("multi30k-lower").replace(mirror=Path("m"), d_k=8, keep=9)
+    described = json.loads(json.dumps(options.described()))
+    assert described["d_k"] == 8
+    assert described["updates"] == 6000
+    assert not {"mirror", "prepared", "train_files", "keep", "steps"} & described.keys()
+    assert from_described(described) == options.replace(mirror=None, keep=2)
+    del described["d_k"]  # as a version wrote it that did not know this option
+    assert from_described(described).model.d_k is None
+    for wrong in ({"updates": "many"}, {"dropout": [0.1]}):
+        with pytest.raises(TypeError):
+            from_described({**described, **wrong})
+    with pytest.raises(UsageError):
+        from_described({**described, "speed": 3})

@@ -1,0 +1,216 @@
+"""Trainings that are killed at moments drawn by rng end with the bits of one that was not."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from annotated_transformer.engine.checkpointer import checkpoint_paths
+from annotated_transformer.engine.checkpoints import load_tensors
+from annotated_transformer.engine.journal import read_journal
+
+PROGRAM = '''
+"""Train in forked processes, which are killed. Forked, so that torch is imported only once."""
+import contextlib, os, random, shutil, signal, socket, sys, time, traceback
+from pathlib import Path
+import torch
+from annotated_transformer.engine.checkpointer import checkpoint_paths
+from annotated_transformer.engine.config import Options
+from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.training.distributed import process_group
+from annotated_transformer.data.corpora import load_corpus
+
+folder, kills, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+rng = random.Random(seed)
+texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12)
+updates, dropout = int(sys.argv[5]), float(sys.argv[6])
+options = Options().replace(
+    layers=1, vocabulary=300, updates=updates, warmup=4, max_tokens=256, dropout=dropout,
+    max_len=128, average=3, average_every=4, accumulate=2, save_every=0.0, log_every=5,
+    sharded=sys.argv[7] == "True")
+
+
+def train():
+    torch.set_num_threads(1)
+    with process_group() as world:
+        Trainer(options, folder, texts, world).train(progress=False)
+
+
+def start(size):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        code = 1
+        try:
+            if size > 1:
+                os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank),
+                                  MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            else:
+                os.environ.pop("RANK", None)
+            if not kills or os.environ.get("LOUD"):
+                train()
+            else:
+                with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
+                    train()
+            code = 0
+        except BaseException:
+            if not kills or "LOUD" in os.environ:
+                traceback.print_exc()
+        finally:
+            os._exit(code)
+    return children
+
+
+def ended(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+codes = [ended(pid) for pid in start(size)] if not kills else []
+killed, places, cut = 0, set(), 0
+while killed < kills:
+    children = start(size)
+    if killed % 2:  # when it goes on; else at the start, too
+        newest, patience = checkpoint_paths(folder)[-1:], time.monotonic() + 20
+        while checkpoint_paths(folder)[-1:] == newest and time.monotonic() < patience:
+            time.sleep(0.005)
+    time.sleep(rng.uniform(0, 0.5))
+    victim = rng.choice(children)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+    if killed % 3 == 0:  # of all, else of one
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    grace = time.monotonic() + 1  # the others notice, or are killed, as torchrun does
+    codes = {}
+    while len(codes) < size and time.monotonic() < grace:
+        for pid in set(children) - set(codes):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    for pid in set(children) - set(codes):
+        os.kill(pid, signal.SIGKILL)
+        codes[pid] = ended(pid)
+    if codes[victim] == -signal.SIGKILL:
+        killed += 1
+    found = checkpoint_paths(folder)
+    if found:
+        places.add(int(found[-1].stem))
+        if len(found) > 1 and killed % 2 == 0:  # the disk has lost its last writes
+            data = found[-1].read_bytes()
+            found[-1].write_bytes(data[: rng.randrange(len(data))])
+            cut += 1
+        if int(found[-1].stem) >= options.optim.updates - 2:  # not to run out of updates
+            shutil.rmtree(folder)
+print(killed, cut, len(places))
+if kills:
+    assert [ended(pid) for pid in start(size)] == [0] * size
+else:
+    assert codes == [0] * size
+'''
+
+
+def run(
+    folder: Path,
+    kills: int,
+    size: int,
+    seed: int = 0,
+    updates: int = 40,
+    dropout: float = 0.2,
+    sharded: bool = False,
+) -> list[int]:
+    """Run the program; return kills, cut files, and at how many updates they came."""
+    program = folder.parent / "program.py"
+    program.write_text(PROGRAM)
+    words = [
+        sys.executable,
+        str(program),
+        str(folder),
+        *map(str, (kills, size, seed, updates, dropout, sharded)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=environment, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [int(word) for word in done.stdout.split()]
+
+
+def log_of(folder: Path) -> list[dict[str, float]]:
+    """Return the lines of a log that tell of updates."""
+    return [row for row in read_journal(folder / "log.jsonl") if "loss" in row]
+
+
+def left(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes], list[dict[str, float]]]:
+    """Return the bits of the training, of its best and averaged weights, and its log."""
+    tensors, _ = load_tensors(checkpoint_paths(folder)[-1])
+    kept = [folder / "model.safetensors", *sorted((folder / "snapshots").glob("*.safetensors"))]
+    log = [
+        {name: row[name] for name in ("update", "epoch", "loss", "rate", "norm", "tokens")}
+        for row in log_of(folder)
+    ]
+    bits = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+    return bits, {path.name: path.read_bytes() for path in kept}, log
+
+
+@pytest.mark.parametrize(("size", "kills"), [(1, 20), (2, 6)])
+def test_killed_at_any_moment(tmp_path: Path, size: int, kills: int) -> None:
+    seed = time.time_ns() % 100_000
+    print("seed", seed)  # of a failure
+    run(tmp_path / "straight", 0, size)
+    killed, cut, places = run(tmp_path / "killed", kills, size, seed)
+    assert killed == kills
+    assert cut > 0
+    assert places > 1
+    assert left(tmp_path / "killed") == left(tmp_path / "straight")
+    assert list((tmp_path / "killed").rglob("*.part")) == []
+
+
+def test_the_number_of_processes_may_change(tmp_path: Path) -> None:
+    for name, stops in (("one", [(1, 24)]), ("several", [(2, 7), (1, 15), (3, 24)])):
+        for size, updates in stops:
+            run(tmp_path / name, 0, size, updates=updates, dropout=0.0)
+    logs = [log_of(tmp_path / name) for name in ("one", "several")]
+    assert [row["update"] for row in logs[0]] == [5, 10, 15, 20, 24]
+    several = {row["update"]: row for row in logs[1]}
+    for row in logs[0][1:]:  # the ends of the parts have lines of their own
+        for name in ("epoch", "rate"):
+            assert several[row["update"]][name] == row[name]
+        assert several[row["update"]]["norm"] == pytest.approx(row["norm"], rel=1e-2)
+    sums = [sum(row["tokens"] for row in log) for log in logs]
+    assert sums[0] == sums[1]  # the same sentences, each once
+    states = [load_tensors(checkpoint_paths(tmp_path / name)[-1]) for name in ("one", "several")]
+    for name, tensor in states[0][0].items():
+        if name.startswith("model."):
+            assert (states[1][0][name] - tensor).abs().max() < 1e-2, name
+    curves = [data["state"]["curve"][-1]["valid_loss"] for _, data in states]
+    assert curves[0] == pytest.approx(curves[1], abs=1e-3)
+
+
+def test_sharded_go_on_and_are_put_together(tmp_path: Path) -> None:
+    for name, stops in (("straight", [12]), ("stopped", [5, 12])):
+        for updates in stops:
+            run(tmp_path / name, 0, 2, updates=updates, sharded=True)
+    states = [
+        load_tensors(checkpoint_paths(tmp_path / name)[-1])[0] for name in ("straight", "stopped")
+    ]
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        assert torch.equal(states[1][name], tensor), name
+    run(tmp_path / "copies", 0, 2, updates=12)  # the same, but for roundings
+    copies = load_tensors(checkpoint_paths(tmp_path / "copies")[-1])[0]
+    assert copies.keys() == states[0].keys()
+    for name, tensor in copies.items():
+        if name.startswith("model."):
+            assert (states[0][name] - tensor).abs().max() < 1e-2, name

@@ -1,0 +1,854 @@
+"""A run goes on where it stopped, to the bit, whatever stopped it; and it leaves a system."""
+
+import copy
+import errno
+import itertools
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from annotated_transformer.data import files
+from annotated_transformer.data.files import FileError
+from annotated_transformer.engine import checkpointer, learner, runlog, trainer
+from annotated_transformer.engine import interruption as signals
+from annotated_transformer.engine.checkpointer import (
+    SaveClock,
+    checkpoint_paths,
+    read_checkpoint,
+    read_state,
+)
+from annotated_transformer.engine.checkpoints import (
+    AVERAGED,
+    BEST,
+    WEIGHTS,
+    CheckpointError,
+    average_system,
+    best_weights,
+    load_system,
+    load_tensors,
+    save_tensors,
+    seal,
+    snapshots,
+    weights_of,
+)
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.interruption import interruption
+from annotated_transformer.engine.journal import read_journal
+from annotated_transformer.engine.precision import PreciseLoss
+from annotated_transformer.engine.replay import replay
+from annotated_transformer.engine.system import System, translate_lines
+from annotated_transformer.engine.texts import updates_to_come
+from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.training.loop import NonFiniteError, evaluate
+from annotated_transformer.training.optimizer import make_adam, rate
+from annotated_transformer.data.corpora import load_corpus
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.shards import ShardedText
+from tests.engine.small import OPTIONS, TEXTS, bits_of
+
+# --- training ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Return the texts in shards."""
+    folder = tmp_path_factory.mktemp("prepared")
+    files = {}
+    for split, text in zip(("train", "val"), TEXTS, strict=True):
+        sides = zip(("de", "en"), (text.source, text.target), strict=True)
+        paths = [(folder / f"{split}.{language}", side) for language, side in sides]
+        for path, side in paths:
+            path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
+        files[split] = [(paths[0][0], paths[1][0])]
+    data = OPTIONS.data
+    made = Preparation(vocabulary=data.vocabulary, max_len=data.max_len)
+    return prepare(folder / "out", files, made, workers=1, say=lambda _: None)
+
+
+SHARDED = OPTIONS.replace(corpus="prepared", updates=14, max_tokens=400)
+
+
+def test_the_position_in_a_prepared_text_is_saved(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = Trainer(SHARDED, tmp_path / "a", prepared)
+    assert straight.train(progress=False)
+    for updates in (2, 6):
+        with monkeypatch.context() as patch:
+            stop_after(updates, patch, lambda: signal.raise_signal(signal.SIGINT))
+            assert not Trainer(SHARDED, tmp_path / "b", prepared).train(progress=False)
+    run = Trainer(SHARDED, tmp_path / "b", prepared)
+    assert run.state.epoch > 0  # not by going through all that was before
+    asked: list[int] = []
+    order = ShardedText.order
+
+    def watched(self: ShardedText, *arguments: Any, **named: Any) -> Any:
+        asked.append(named.get("epoch", -1))
+        return order(self, *arguments, **named)
+
+    monkeypatch.setattr(ShardedText, "order", watched)
+    assert run.train(progress=False)
+    assert bits_of(tmp_path / "a") == bits_of(tmp_path / "b")
+    assert min(epoch for epoch in asked if epoch >= 0) > 0
+
+
+def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Path) -> None:
+    run = Trainer(SHARDED.replace(updates=8), tmp_path, prepared)
+    start = run.measure().loss
+    assert start == pytest.approx(
+        Trainer(OPTIONS.replace(updates=8), tmp_path / "t", TEXTS).measure().loss
+    )
+    assert run.train(progress=False)
+    assert run.measure().loss < start
+    assert load_system(tmp_path).fingerprint == run.system.fingerprint
+
+
+def test_a_prepared_text_must_fit(prepared: Prepared, tmp_path: Path) -> None:
+    for name in ("max_tokens", "max_len"):
+        with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} 9: a sentence has"):
+            Trainer(SHARDED.replace(**{name: 9}), tmp_path, prepared)
+    assert not Trainer(SHARDED.replace(steps=1), tmp_path, prepared).train(progress=False)
+    other = copy.copy(prepared)
+    other.checksums = (*prepared.checksums[:-1], ("prepared.json", "0" * 64))
+    with pytest.raises(UsageError, match="another text"):
+        Trainer(SHARDED, tmp_path, other)
+
+
+def test_a_training_leaves_a_system(straight: Trainer, system: System) -> None:
+    curve = straight.state.curve
+    assert straight.state.updates == OPTIONS.optim.updates
+    assert curve[-1].update == OPTIONS.optim.updates
+    best = min(point.valid_loss for point in curve)
+    header = load_tensors(straight.folder / "model.safetensors")[1]
+    assert header["valid_loss"] == pytest.approx(best, abs=1e-4)
+    assert system.training["options"]["vocabulary"] == 300
+    assert system.languages == ("de", "en")
+    assert list(straight.folder.rglob("*.part")) == []
+
+
+def log_of(folder: Path) -> list[dict[str, float]]:
+    """Return the lines of a log that tell of updates."""
+    return [row for row in read_journal(folder / "log.jsonl") if "loss" in row]
+
+
+def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
+    """Do something instead of the update after so many."""
+    real, count = learner.update, itertools.count()
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        if next(count) == updates:
+            how()
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(learner, "update", counted)
+
+
+@pytest.mark.parametrize("updates", [0, 3, 6])
+def test_ctrl_c_finishes_the_update_and_saves(
+    updates: int, straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(updates, patch, lambda: signal.raise_signal(signal.SIGINT))
+        run = Trainer(OPTIONS, tmp_path, TEXTS)
+        assert not run.train(progress=False)
+    assert run.state.updates == updates + 1
+    torch.manual_seed(77)
+    again = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert again.state.updates == updates + 1
+    assert again.train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+    for mine, other in zip(again.state.curve, straight.state.curve, strict=True):
+        assert mine.train_loss == other.train_loss
+        assert mine.valid_loss == other.valid_loss
+    models = [(folder / "model.safetensors") for folder in (tmp_path, straight.folder)]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_a_crash_costs_only_what_was_not_saved(
+    straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash() -> None:
+        raise RuntimeError("power cut")
+
+    for updates in (0, 2, 1):
+        with monkeypatch.context() as patch:
+            stop_after(updates, patch, crash)
+            with pytest.raises(RuntimeError, match="power cut"):
+                Trainer(OPTIONS.replace(save_every=0.0), tmp_path, TEXTS).train(progress=False)
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert run.state.updates == 3
+    assert run.train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+
+
+def test_a_finished_training_stays_finished(straight: Trainer) -> None:
+    before = bits_of(straight.folder)
+    assert Trainer(OPTIONS, straight.folder, TEXTS).train(progress=False)
+    assert bits_of(straight.folder) == before
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_the_average_is_that_of_the_last_snapshots(
+    every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, dict[str, torch.Tensor]] = {}
+    options = OPTIONS.replace(average=3, average_every=every, updates=20)
+
+    class Watched(checkpointer.Checkpointer):
+        def snapshot(self, system: System, update: int, keep: int) -> None:
+            super().snapshot(system, update, keep)
+            last = snapshots(self.folder)[-1]
+            seen[last.stem] = {n: p.clone() for n, p in weights_of(system.model).items()}
+
+    monkeypatch.setattr(trainer, "Checkpointer", Watched)
+    run = Trainer(options, tmp_path, TEXTS)
+    assert run.train(progress=False)
+    kept = snapshots(tmp_path)
+    assert [path.stem for path in kept] == sorted(seen)[-3:]
+    assert len(kept) > 1
+    assert int(kept[-1].stem) == options.optim.updates
+    header = load_tensors(tmp_path / AVERAGED)[1]
+    assert header["checkpoints"] == [path.stem for path in kept]
+    averaged = load_system(tmp_path, weights=AVERAGED)
+    for name, parameter in weights_of(averaged.model).items():
+        mean = sum(seen[path.stem][name].double() for path in kept) / len(kept)
+        torch.testing.assert_close(parameter.detach(), mean.float(), rtol=0, atol=1e-7)
+    valid = run.validator
+    exact = evaluate(averaged.model, map(valid.batch, valid.order())).loss
+    assert run.average() == pytest.approx(header["valid_loss"]) == pytest.approx(exact)
+    assert exact != pytest.approx(run.measure().loss, abs=1e-6)
+
+
+def test_the_better_weights_are_taken(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS.replace(average=2, average_every=2), tmp_path, TEXTS)
+    assert run.train(progress=False)
+    losses = {name: load_tensors(tmp_path / name)[1]["valid_loss"] for name in (WEIGHTS, AVERAGED)}
+    assert run.state.best == losses[WEIGHTS]
+    better = min(losses, key=losses.__getitem__)
+    assert best_weights(tmp_path) == better
+    for wanted in (WEIGHTS, AVERAGED):  # whatever the losses say
+        for name in losses:
+            tensors, data = load_tensors(tmp_path / name)
+            data["valid_loss"] = 1.0 if name == wanted else 2.0
+            save_tensors(tmp_path / name, {n: t.clone() for n, t in tensors.items()}, data)
+        assert best_weights(tmp_path) == wanted
+        own, best = (load_system(tmp_path, weights=w).model for w in (wanted, BEST))
+        assert all(map(torch.equal, own.parameters(), best.parameters()))
+    average_system(tmp_path)  # by the command: nobody knows its loss
+    assert best_weights(tmp_path) == WEIGHTS
+
+
+def test_interrupted_between_checkpoints_the_average_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = OPTIONS.replace(average=2, average_every=3)
+    for name, stops in (("straight", []), ("stopped", [1, 3])):
+        for updates in stops:
+            with monkeypatch.context() as patch:
+                stop_after(updates, patch, lambda: signal.raise_signal(signal.SIGINT))
+                assert not Trainer(options, tmp_path / name, TEXTS).train(progress=False)
+        assert Trainer(options, tmp_path / name, TEXTS).train(progress=False)
+    means = [tmp_path / name / AVERAGED for name in ("straight", "stopped")]
+    assert means[0].read_bytes() == means[1].read_bytes()
+
+
+def test_a_finished_training_goes_on_to_more_updates(straight: Trainer, tmp_path: Path) -> None:
+    assert Trainer(OPTIONS.replace(updates=3), tmp_path, TEXTS).train(progress=False)
+    assert Trainer(OPTIONS, tmp_path, TEXTS).train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+    assert load_system(tmp_path).training == straight.system.training
+    with pytest.raises(UsageError, match="--updates 8, not 3"):
+        Trainer(OPTIONS.replace(updates=3), tmp_path, TEXTS)
+
+
+def test_an_interrupted_training_may_end_earlier(
+    straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(3, patch, lambda: signal.raise_signal(signal.SIGINT))
+        run = Trainer(OPTIONS.replace(updates=20), tmp_path, TEXTS)
+        assert not run.train(progress=False)
+    assert run.state.updates == 4
+    with pytest.raises(UsageError, match="--updates 20, not 3"):
+        Trainer(OPTIONS.replace(updates=3), tmp_path, TEXTS)
+    assert Trainer(OPTIONS, tmp_path, TEXTS).train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+    assert load_system(tmp_path).training == straight.system.training
+
+
+def test_a_training_begun_before_an_option_existed_goes_on(
+    straight: Trainer, tmp_path: Path
+) -> None:
+    shutil.copytree(straight.folder, tmp_path / "old")
+    path = tmp_path / "old" / "config.json"
+    data = json.loads(path.read_text())
+    del data["training"]["options"]["average"], data["sha256"]
+    path.write_bytes(seal(data))
+    assert Trainer(OPTIONS, tmp_path / "old", TEXTS).state.updates == OPTIONS.optim.updates
+    path.write_bytes(seal(data))
+    with pytest.raises(UsageError, match="--average 0, not 4"):
+        Trainer(OPTIONS.replace(average=4), tmp_path / "old", TEXTS)
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(
+    straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, writes = os.fsync, itertools.count()
+
+    def fills_up(number: int) -> None:
+        if next(writes) >= 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", fills_up)
+        with pytest.raises(FileError, match="No space left on device; free some"):
+            Trainer(OPTIONS.replace(save_every=0.0), tmp_path, TEXTS).train(progress=False)
+    assert list(tmp_path.rglob("*.part")) == []
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert 0 < run.state.updates < OPTIONS.optim.updates
+    assert run.train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        Trainer(OPTIONS, tmp_path / "file" / "run", TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"seed": 5}, "--seed 0, not 5"), ({"peak": 1e-3}, "--peak 0.005")]
+)
+def test_other_options_are_refused(change: dict[str, Any], words: str, straight: Trainer) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        Trainer(OPTIONS.replace(**change), straight.folder, TEXTS)
+    assert str(straight.folder) in str(error.value)
+    assert "--out" in str(error.value)
+
+
+def test_another_text_is_refused(straight: Trainer) -> None:
+    with pytest.raises(UsageError, match="another text"):
+        Trainer(OPTIONS, straight.folder, (load_corpus("grammar", size=61), TEXTS[1]))
+
+
+def test_a_damaged_training_goes_back_to_the_one_before(straight: Trainer, tmp_path: Path) -> None:
+    assert Trainer(OPTIONS.replace(save_every=0.0, keep=3), tmp_path, TEXTS).train(progress=False)
+    older, old, new = checkpoint_paths(tmp_path)
+    new.write_bytes(new.read_bytes()[:-1])
+    old.write_bytes(b"")
+    with pytest.warns(UserWarning, match=rf"{new.name}: damaged .* going back to {older.name}"):
+        run = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert run.state.updates == OPTIONS.optim.updates - 2
+    assert {path.suffix for path in (tmp_path / "training").iterdir()} == {
+        ".damaged", ".safetensors"
+    }  # fmt: skip
+    assert run.train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+
+
+def test_a_training_of_which_all_is_damaged_is_refused(straight: Trainer, tmp_path: Path) -> None:
+    shutil.copytree(straight.folder, tmp_path / "t")
+    for path in checkpoint_paths(tmp_path / "t"):
+        path.write_bytes(path.read_bytes()[:-1])
+    for _ in range(2):  # and stays so
+        with pytest.raises(CheckpointError, match=r"00000008\.safetensors: damaged"):
+            Trainer(OPTIONS, tmp_path / "t", TEXTS)
+
+
+def test_a_batch_must_hold_the_longest_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--max-tokens 5: a sentence has"):
+        Trainer(OPTIONS.replace(max_tokens=5), tmp_path / "run", TEXTS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_words_make_two_vocabularies(tmp_path: Path) -> None:
+    options = OPTIONS.replace(tokenizer="words", updates=2)
+    assert Trainer(options, tmp_path, TEXTS).train(progress=False)
+    again = load_system(tmp_path)
+    assert not again.shared
+    assert len(translate_lines(again, TEXTS[1].source)) == 12
+
+
+def test_a_system_of_lower_case_reads_capitals(tmp_path: Path) -> None:
+    options = OPTIONS.replace(tokenizer="bpe-lower", updates=2)
+    assert Trainer(options, tmp_path, TEXTS).train(progress=False)
+    again = load_system(tmp_path)
+    assert again.shared
+    found = translate_lines(again, ["DER MANN SCHLÄFT.", "Der Mann schläft."])
+    assert found[0] == found[1] == found[0].lower()
+
+
+def test_a_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    now = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    with interruption() as caught:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)  # the same, by another way
+        assert caught == [signal.SIGTERM, signal.SIGINT]
+        now[0] += 2
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    found: list[list[int]] = []
+
+    def work() -> None:
+        with interruption() as caught:
+            found.append(caught)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [[]]
+
+
+# --- how a training runs ---------------------------------------------------------
+
+
+def broken(run: Trainer) -> None:
+    """Let the next losses be no numbers."""
+    with torch.no_grad():
+        run.system.model.generator.proj.bias.fill_(float("nan"))
+
+
+def test_a_loss_that_is_no_number_stops_and_can_be_seen_again(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    broken(run)
+    before = [p.detach().clone() for p in run.system.model.parameters()]
+    with pytest.raises(
+        NonFiniteError, match=r"update 1, epoch 1, lines [\d, ]+.*: the loss of"
+    ) as e:
+        run.train(progress=False)
+    (path,) = (tmp_path / "non_finite").iterdir()
+    assert path.name in str(e.value)
+    for a, b in zip(before, run.system.model.parameters(), strict=True):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+    lines = load_tensors(path)[1]["lines"]
+    groups = next(iter(updates_to_come(run.pairs, OPTIONS.optim, 0)))[2]
+    assert lines == sorted(i + 1 for numbers in groups for i in numbers)
+    assert all(math.isnan(number) for number in replay(path))
+
+
+def test_a_kept_update_is_computed_again_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = Trainer(OPTIONS, tmp_path, TEXTS), []
+    real = learner.update
+
+    def fails(replica: PreciseLoss, batches: Any, *_: Any, loss: Any, **__: Any) -> Any:
+        random = torch.get_rng_state()
+        twin = copy.deepcopy(run.system.model)
+        made = real(PreciseLoss(twin), batches, make_adam(twin), None, 0.1, loss=loss)
+        seen.append(made.grad_norm)
+        torch.set_rng_state(random)
+        torch.rand(5)  # whatever was drawn in the update
+        raise NonFiniteError(math.inf, made.grad_norm, made.tokens)
+
+    monkeypatch.setattr(learner, "update", fails)
+    with pytest.raises(NonFiniteError):
+        run.train(progress=False)
+    (path,) = (tmp_path / "non_finite").iterdir()
+    torch.manual_seed(77)
+    loss, norm = replay(path)
+    assert math.isfinite(loss)
+    assert norm == seen[0]
+
+
+def test_losses_that_are_no_number_are_left_out_but_not_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = learner.update, itertools.count(1)
+
+    def sometimes(*arguments: Any, **named: Any) -> Any:
+        if next(count) in (2, 3):
+            raise NonFiniteError(math.nan, math.nan, 9)
+        return real(*arguments, **named)
+
+    running = dict(non_finite="skip", log_every=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "update", sometimes)
+        run = Trainer(OPTIONS.replace(**running), tmp_path / "a", TEXTS)
+        with pytest.warns(UserWarning, match="left out: update 2, epoch 1, lines"):
+            assert run.train(progress=False)
+    assert run.learner.schedule.last_epoch == run.state.updates == OPTIONS.optim.updates
+    assert [row["skipped"] for row in log_of(tmp_path / "a")] == [2, 0]
+    run = Trainer(OPTIONS.replace(updates=40).replace(**running), tmp_path / "b", TEXTS)
+    broken(run)
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(NonFiniteError):
+        run.train(progress=False)
+    assert run.state.updates == trainer.MOST_SKIPPED - 1
+
+
+def test_the_log_adds_up(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS.replace(log_every=3), tmp_path, TEXTS)
+    assert run.train(progress=False)
+    rows = log_of(tmp_path)
+    assert [row["update"] for row in rows] == [3, 6, 8]
+    validated = [row for row in read_journal(tmp_path / "log.jsonl") if "valid_loss" in row]
+    assert [row["update"] for row in validated] == [point.update for point in run.state.curve]
+    for row, point in zip(validated, run.state.curve, strict=True):
+        assert row["valid_loss"] == pytest.approx(point.valid_loss, abs=1e-4)
+    tokens = [
+        sum(run.pairs.batch(numbers).ntokens for numbers in groups)
+        for *_, groups in updates_to_come(run.pairs, OPTIONS.optim, 0)
+    ]
+    assert [row["tokens"] for row in rows] == [
+        sum(tokens[a:b]) for a, b in ((0, 3), (3, 6), (6, 8))
+    ]
+    assert sum(tokens) == run.state.tokens
+    for row in rows:
+        assert row["rate"] == pytest.approx(
+            rate(int(row["update"]), 128, 5e-3 * (128 * 4) ** 0.5, 4)
+        )
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        assert "share_of_peak" not in row  # of a processor that is in no table
+
+
+def test_checkpoints_are_few_and_steps_can_be_counted(tmp_path: Path) -> None:
+    running = dict(save_every=0.0, keep=3, steps=5)
+    run = Trainer(OPTIONS.replace(**running), tmp_path, TEXTS)
+    assert not run.train(progress=False)
+    assert run.stopped is None
+    assert [int(path.stem) for path in checkpoint_paths(tmp_path)] == [3, 4, 5]
+    assert Trainer(OPTIONS.replace(**running), tmp_path, TEXTS).train(progress=False)
+    assert [int(path.stem) for path in checkpoint_paths(tmp_path)] == [6, 7, 8]
+
+
+def test_saving_takes_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: now[0])
+
+    def save() -> None:
+        now[0] += 10
+
+    clock, saving = SaveClock(60.0), 0.0
+    for _ in range(10_000):
+        now[0] += 1
+        if clock.due():
+            clock.measure(save)
+            saving += 10
+    assert 0.04 < saving / now[0] < 0.06
+    assert not SaveClock(60.0).due()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_training_in_sixteen_bits_resumes_to_the_bit(name: Any, tmp_path: Path) -> None:
+    options = OPTIONS.replace(precision=name, clip=0.5, updates=5)
+    straight = Trainer(options, tmp_path / "a", TEXTS)
+    assert straight.train(progress=False)
+    assert not Trainer(options.replace(steps=2), tmp_path / "b", TEXTS).train(progress=False)
+    assert Trainer(options, tmp_path / "b", TEXTS).train(progress=False)
+    assert bits_of(tmp_path / "a") == bits_of(tmp_path / "b")
+    with pytest.raises(UsageError, match=f"has --precision {name}, not float32"):
+        Trainer(options.replace(precision="float32"), tmp_path / "a", TEXTS)
+
+
+def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--precision tf32: needs an NVIDIA GPU"):
+        Trainer(OPTIONS.replace(precision="tf32"), tmp_path / "a", TEXTS)
+    with pytest.raises(UsageError, match="--sharded: for several processes"):
+        Trainer(OPTIONS.replace(sharded=True), tmp_path / "b", TEXTS)
+    with pytest.raises(UsageError, match="--clip 0"):
+        Trainer(OPTIONS.replace(clip=0.0), tmp_path / "c", TEXTS)
+
+
+def test_tensorboard_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    run = Trainer(OPTIONS.replace(tensorboard=tmp_path / "board"), tmp_path, TEXTS)
+    with pytest.raises(UsageError, match=r"--tensorboard: .* pip install tensorboard"):
+        run.train(progress=False)
+
+
+def test_a_log_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(runlog.Journal, "write", full)
+    run = Trainer(OPTIONS.replace(log_every=2), tmp_path, TEXTS)
+    with pytest.raises(CheckpointError, match=r"log\.jsonl: cannot be written: No space left"):
+        run.train(progress=False)
+
+
+def test_a_run_of_an_older_version_is_left_alone(straight: Trainer, tmp_path: Path) -> None:
+    shutil.copytree(straight.folder, tmp_path / "old")
+    path = tmp_path / "old/config.json"
+    data = json.loads(path.read_text())
+    del data["sha256"]
+    path.write_text(json.dumps({**data, "format": 1}))
+    before = (tmp_path / "old/model.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match=r"was written in format 1, this version reads .* 2"):
+        Trainer(OPTIONS, tmp_path / "old", TEXTS)
+    assert (tmp_path / "old/model.safetensors").read_bytes() == before
+
+
+def test_the_pace_leaves_validation_out(straight: Trainer) -> None:
+    validated = straight.state.seconds - straight.state.update_seconds
+    assert straight.state.update_seconds > 0
+    assert validated > 0
+
+
+# --- the folder ------------------------------------------------------------------------------
+
+
+def test_weights_without_a_checkpoint_are_not_overwritten(
+    straight: Trainer, tmp_path: Path
+) -> None:
+    shutil.copytree(straight.folder, tmp_path / "t")
+    shutil.rmtree(tmp_path / "t/training")
+    before = {path: path.read_bytes() for path in (tmp_path / "t").rglob("*") if path.is_file()}
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: is there, but nothing"):
+            Trainer(OPTIONS, tmp_path / "t", TEXTS)
+        assert all(path.read_bytes() == data for path, data in before.items())
+    (tmp_path / "t" / WEIGHTS).unlink()
+    assert Trainer(OPTIONS, tmp_path / "t", TEXTS).train(progress=False)
+    assert bits_of(tmp_path / "t") == bits_of(straight.folder)
+
+
+def test_a_run_killed_between_its_first_weights_and_its_first_checkpoint_begins_again(
+    straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointer.Checkpointer, "save", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            Trainer(OPTIONS, tmp_path, TEXTS).train(progress=False)
+    assert (tmp_path / WEIGHTS).exists()
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert run.state.updates == 0
+    assert run.train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+    assert [path.name for path in (tmp_path / "training").iterdir()] == ["00000008.safetensors"]
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    part = tmp_path / f".{WEIGHTS}.1.part"  # of a process that is alive: it has the number 1
+    part.write_bytes(b"half")
+    with pytest.raises(UsageError, match="another process trains there") as error:
+        Trainer(OPTIONS, tmp_path, TEXTS)
+    assert str(tmp_path) in str(error.value)
+    code = (
+        "import sys; from tests.engine.small import *; "
+        "from annotated_transformer.engine.trainer import Trainer\n"
+        "try: Trainer(OPTIONS, sys.argv[1], TEXTS)\n"
+        "except Exception as error: print(type(error).__name__)\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.split() == ["UsageError"]
+    assert part.exists()
+    assert run.train(progress=False)
+    assert Trainer(OPTIONS, tmp_path, TEXTS).train(progress=False)  # afterwards it is free
+
+
+def test_a_run_that_fails_leaves_its_folder_free(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    broken(run)
+    with pytest.raises(NonFiniteError) as error:  # whose frames keep the run alive
+        run.train(progress=False)
+    assert Trainer(OPTIONS.replace(peak=1e-3), tmp_path, TEXTS).train(progress=False)
+    assert error.value.tokens > 0
+
+
+def test_only_what_killed_processes_of_ours_left_is_removed(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    ours = [f".{name}.{process.pid}.part" for name in (WEIGHTS, "config.json")]
+    foreign = [".upload.part", ".upload.12.part", "mine.part", f".{WEIGHTS}.1.part"]
+    (tmp_path / "training").mkdir()
+    for folder in (tmp_path, tmp_path / "training"):
+        for name in (*ours, *foreign):
+            (folder / name).write_bytes(b"half")
+    Trainer(OPTIONS, tmp_path, TEXTS)
+    for folder in (tmp_path, tmp_path / "training"):
+        assert {path.name for path in folder.glob("*.part")} == set(foreign)
+
+
+@pytest.mark.parametrize("change", [{"precision": "tf32"}, {"seed": 3}, {"architecture": "rnn"}])
+def test_a_run_that_never_saved_does_not_refuse_a_corrected_command(
+    change: dict[str, Any], straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("out of memory")
+
+    stop_after(1, monkeypatch, fails)
+    with pytest.raises((RuntimeError, UsageError, AttributeError)):
+        Trainer(OPTIONS.replace(**change), tmp_path, TEXTS).train(progress=False)
+    monkeypatch.undo()
+    assert Trainer(OPTIONS, tmp_path, TEXTS).train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+    assert load_system(tmp_path).training == straight.system.training
+
+
+def test_stray_files_are_ignored(straight: Trainer, tmp_path: Path) -> None:
+    assert not Trainer(OPTIONS.replace(steps=3), tmp_path, TEXTS).train(progress=False)
+    for name in ("notes.txt", "best.safetensors", "00000003 copy.safetensors", "x/00000009"):
+        (tmp_path / "training" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "training" / name).write_text("mine")
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert run.state.updates == 3
+    assert run.train(progress=False)
+    assert bits_of(tmp_path) == bits_of(straight.folder)
+    assert (tmp_path / "training/best.safetensors").read_text() == "mine"
+
+
+def test_no_bit_of_a_checkpoint_can_change_unnoticed(tmp_path: Path) -> None:
+    options = OPTIONS.replace(save_every=0.0, keep=2, d_model=8, d_ff=8, heads=1)
+    assert not Trainer(options.replace(steps=4), tmp_path, TEXTS).train(progress=False)
+    older, newer = checkpoint_paths(tmp_path)
+    raw = newer.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    rng = random.Random(0)
+    text = [raw.index(name) for name in (b"updates", b"flops", b"seconds", b"last_lr")]
+    places = [place + rng.randrange(30) for place in text for _ in range(4)]
+    places += [rng.randrange(8 + length) for _ in range(15)] + [length + 99, len(raw) - 1]
+    whole = read_checkpoint(newer)
+    for place in places:
+        altered = bytearray(raw)
+        altered[place] ^= 1 << rng.randrange(8)
+        newer.write_bytes(altered)
+        try:
+            tensors, found = read_checkpoint(newer)
+        except CheckpointError:
+            continue
+        assert found == whole[1]  # a space at the end of the header
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in whole[0].items())
+    altered = bytearray(raw)
+    (found,) = re.finditer(rb"[^_]updates\W+(4)", raw)
+    altered[found.start(1)] = ord("6")
+    newer.write_bytes(altered)
+    with pytest.warns(UserWarning, match=f"{newer.name}: damaged .* going back to {older.name}"):
+        run = Trainer(options, tmp_path, TEXTS)
+    assert run.state.updates == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("updates", value) for value in ("7", 7.5, None, True)],
+        *[("curve", value) for value in ({}, [{"update": 1}], [3])],
+        *[("best", "low"), ("window", []), ("seconds", "1"), ("speed", 1), ("commit", 4)],
+    ],
+)
+def test_a_state_of_a_wrong_type_is_damaged(
+    name: str, value: object, straight: Trainer, tmp_path: Path
+) -> None:
+    shutil.copytree(straight.folder, tmp_path / "t")
+    path = checkpoint_paths(tmp_path / "t")[-1]
+    tensors, data = load_tensors(path)
+    data["state"][name] = value
+    save_tensors(path, {n: t.clone() for n, t in tensors.items()}, data)
+    with pytest.raises(CheckpointError, match=rf"damaged \(state: .*{name}") as error:
+        Trainer(OPTIONS, tmp_path / "t", TEXTS)
+    assert "\n" not in str(error.value)
+    assert read_state(tmp_path / "t") is None
+
+
+def test_how_far_a_run_is_can_be_read_while_it_runs(straight: Trainer, tmp_path: Path) -> None:
+    assert read_state(straight.folder) == straight.state
+    assert read_state(tmp_path) is None
+    Trainer(OPTIONS.replace(save_every=0.0, steps=3), tmp_path, TEXTS).train(progress=False)
+    checkpoint_paths(tmp_path)[-1].write_bytes(b"half")
+    state = read_state(tmp_path)
+    assert state is not None
+    assert state.updates == 2
+
+
+def test_the_bar_shows_the_validation_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Trainer(OPTIONS.replace(updates=20), tmp_path, TEXTS)
+    assert run.train()
+    told = capsys.readouterr().err
+    assert f"validation {run.state.curve[0].valid_loss:.3f}" in told
+
+
+# --- precision -------------------------------------------------------------------------------
+
+
+def overflowing(run: Trainer, times: float = math.inf) -> None:
+    """Let the gradients of the next updates overflow, whatever the scale."""
+    count = itertools.count()
+
+    def worse(grad: torch.Tensor) -> torch.Tensor:
+        return grad * math.inf if next(count) < times else grad
+
+    run.system.model.generator.proj.bias.register_hook(worse)
+
+
+def test_float16_that_always_overflows_ends_with_an_error(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS.replace(precision="float16", updates=60), tmp_path, TEXTS)
+    before = [p.detach().clone() for p in run.system.model.parameters()]
+    overflowing(run)
+    with pytest.raises(NonFiniteError, match=r"update 25, .* gradient norm .*kept in"):
+        run.train(progress=False)  # 15 that halve the scale to 1, then 10 without hope
+    assert run.state.learned == 0
+    assert all(map(torch.equal, before, run.system.model.parameters()))
+    (path,) = (tmp_path / "non_finite").iterdir()
+    assert load_tensors(path)[1]["scale"] == 1.0
+    assert all(map(math.isfinite, replay(path)))  # without the hook
+
+
+def test_float16_that_never_learned_is_not_called_finished(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS.replace(precision="float16"), tmp_path, TEXTS)
+    overflowing(run)
+    with pytest.raises(NonFiniteError, match="none of 8 updates could be made"):
+        run.train(progress=False)
+
+
+def test_overflows_that_end_are_forgotten(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS.replace(precision="float16", updates=30), tmp_path, TEXTS)
+    overflowing(run, 15 + trainer.MOST_SKIPPED - 1)
+    assert run.train(progress=False)
+    assert run.state.learned == 30 - 15 - trainer.MOST_SKIPPED + 1
+    assert run.state.skipped == 0
+
+
+def test_an_update_in_tf32_can_be_computed_again_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    broken(run)
+    with pytest.raises(NonFiniteError):
+        run.train(progress=False)
+    (path,) = (tmp_path / "non_finite").iterdir()
+    tensors, data = load_tensors(path)
+    data["options"]["precision"] = "tf32"
+    save_tensors(path, {n: t.clone() for n, t in tensors.items()}, data)
+    with pytest.warns(UserWarning, match="precision tf32: .*; computed in float32 instead"):
+        assert all(math.isnan(number) for number in replay(path))
+
+
+def test_a_compiled_run_learns_as_one_that_is_not(tmp_path: Path) -> None:
+    options = OPTIONS.replace(dropout=0.0, updates=3, average=1)
+    losses = []
+    for compiled in (False, True):
+        folder = tmp_path / str(compiled)
+        run = Trainer(options.replace(compile=compiled), folder, TEXTS, compiler="aot_eager")
+        assert run.train(progress=False)
+        losses.append([run.state.curve[-1].train_loss, run.state.curve[-1].valid_loss])
+    assert losses[1] == pytest.approx(losses[0], abs=2e-4)
