@@ -54,7 +54,8 @@ from annotated_transformer.training.loop import NonFiniteError, evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
 from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.data.prepare import prepare
-from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.preparation import Preparation
+from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import ShardedText
 from tests.engine.small import OPTIONS, TEXTS, bits_of
 
