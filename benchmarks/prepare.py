@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from annotated_transformer.translation.system import processor
+from annotated_transformer.engine.records import processor
 from benchmarks.records import keep, origin
 
 TYPES = 200_000  # different words of a language
