@@ -24,7 +24,20 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from annotated_transformer.data.files import FileError, write_atomically
+from annotated_transformer.data.archives import locate
+from annotated_transformer.data.corpora import (
+    CORPORA,
+    ParallelText,
+    corpus_files,
+    language_codes,
+    load_corpus,
+    read_parallel,
+)
+from annotated_transformer.data.files import CorpusError, FileError, write_atomically
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.shards import Files, check_preparation, remarks
+from annotated_transformer.data.text import read_lines, stream_lines
 from annotated_transformer.engine.checkpointer import read_state
 from annotated_transformer.engine.checkpoints import (
     AVERAGED,
@@ -44,31 +57,12 @@ from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.fast.products import Products, prepare_cpu
 from annotated_transformer.training.distributed import process_group
 from annotated_transformer.translation.beam_search import check_search
-from annotated_transformer.translation.cleaning import stream_lines
-from annotated_transformer.translation.corpora import (
-    CORPORA,
-    ParallelText,
-    corpus_files,
-    language_codes,
-    load_corpus,
-    read_lines,
-    read_parallel,
-)
-from annotated_transformer.translation.downloads import CorpusError, locate
 from annotated_transformer.translation.evaluation import (
     LANGUAGES,
     by_length,
     paired_bootstrap,
     protocols,
     score,
-)
-from annotated_transformer.translation.shards import (
-    Files,
-    Preparation,
-    Prepared,
-    check_preparation,
-    prepare,
-    remarks,
 )
 from annotated_transformer.translation.tokenizers import TokenizerError
 
@@ -252,7 +246,7 @@ def pace(run: Trainer) -> str:
     state, updates = run.state, run.options.optim.updates
     seconds = max(state.update_seconds, 1e-9)
     each = seconds / max(1, state.updates)
-    rate = f", {describe_rate(state.flops / seconds, run.peak)}" if state.flops else ""
+    rate = f", {describe_rate(state.flops / seconds, run.learner.peak)}" if state.flops else ""
     return (
         f"{state.updates} updates of {each:.2f} seconds, {state.tokens / seconds:.0f} target "
         f"tokens a second{rate}; {updates} take {timedelta(seconds=round(each * updates))}"

@@ -20,7 +20,12 @@ from annotated_transformer.engine.checkpoints import (
 )
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.records import make_record
-from annotated_transformer.engine.system import ARCHITECTURES, model_config, translate_lines
+from annotated_transformer.engine.system import (
+    ARCHITECTURES,
+    Architecture,
+    model_config,
+    translate_lines,
+)
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.fast.search import beam_search, greedy_search
 from annotated_transformer.model.architecture import EncoderDecoder
@@ -33,7 +38,7 @@ from tests.engine.small import OPTIONS, TEXTS
 from tests.processes import torchrun
 
 OTHERS = ("rnn", "rnn-attention", "rnn-dot", "convolution")
-SMALL = {
+SMALL: dict[str, Architecture] = {
     "rnn": RecurrentConfig("none", width=6, hidden=5, dropout=0.0),
     "rnn-attention": RecurrentConfig("additive", width=6, hidden=5, dropout=0.0),
     "rnn-dot": RecurrentConfig("dot", width=6, hidden=5, dropout=0.0),
@@ -48,7 +53,7 @@ def built(name: str, seed: int, ends: float = 0.0) -> EncoderDecoder:
     model = SMALL[name].build(11, 11).double().eval()
     for parameter in model.parameters():
         parameter.data.mul_(3)
-    model.generator.proj.bias.data[2] += ends  # the end symbol
+    model.get_parameter("generator.proj.bias").data[2] += ends  # the end symbol
     return model
 
 

@@ -180,7 +180,7 @@ def test_what_ill_fits_a_recipe_is_left_out() -> None:
     for corpus in CORPORA:
         for name in ("rnn", "rnn-attention", "rnn-dot", "convolution"):
             options = defaults({"corpus": corpus, "architecture": name})
-            assert options.model == ModelOptions(name, dropout=options.model.dropout)  # type: ignore[arg-type]
+            assert options.model == ModelOptions(name, dropout=options.model.dropout)
             check(options)
     assert defaults({"prepared": Path("x"), "preset": "big"}).optim.updates == 300_000
     assert defaults({"recipe": "multi30k-lower"}).data.tokenizer == "bpe-lower"

@@ -78,7 +78,10 @@ def test_the_chunked_loss_under_autocast_is_the_plain_one(name: str | None) -> N
     with torch.autocast("cpu", LOW.get(name or ""), enabled=name is not None):
         loss, _ = linear_cross_entropy(x, projection, gold, 0.1, 1 / 1100)
     (loss * 1024).backward()
-    ours = [tensor.grad / 1024 for tensor in (x, *projection.parameters())]  # type: ignore[operator]
+    ours = []
+    for tensor in (x, *projection.parameters()):
+        assert tensor.grad is not None
+        ours.append(tensor.grad / 1024)
     y = x.detach().double().requires_grad_()
     weight, bias = (p.detach().double().requires_grad_() for p in projection.parameters())
     exact = F.cross_entropy(F.linear(y, weight, bias), gold, label_smoothing=0.1)
@@ -154,7 +157,7 @@ def test_a_gradient_that_is_no_number_changes_nothing(bad: float) -> None:
     model, batch = a_model(), some_batch(5, 9)
     optimizer = make_adam(model)
     before = [p.detach().clone() for p in model.parameters()]
-    hook = model.generator.proj.bias.register_hook(lambda grad: grad * bad)
+    hook = model.get_parameter("generator.proj.bias").register_hook(lambda grad: grad * bad)
     with pytest.raises(NonFiniteError, match="gradient norm of an update of") as error:
         update(PreciseLoss(model), [batch], optimizer, loss=replica_loss)
     hook.remove()

@@ -1,7 +1,9 @@
 """A record says where a result comes from."""
 
 import json
+import os
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +30,7 @@ def test_the_record_can_be_read_back(straight: Trainer, system: System) -> None:
 def test_without_git_or_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert records.commit() == "unknown"
-    monkeypatch.setattr(records.Path, "read_text", lambda *_, **__: exec("raise OSError"))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: exec("raise OSError"))
     for cores in (1, 3):
-        monkeypatch.setattr(records.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
         assert processor().endswith(f", {cores} core{'s' * (cores > 1)}")

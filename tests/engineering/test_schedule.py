@@ -1,17 +1,16 @@
 """The paper's run: its settings as a command, tried at its width on a made-up corpus."""
 
-import math
 import re
 from pathlib import Path
 
 import pytest
 
+from annotated_transformer.engine.checkpointer import checkpoint_paths
+from annotated_transformer.engine.config import load_recipe
 from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.model.transformer import PRESETS
 from annotated_transformer.training.optimizer import rate
-from annotated_transformer.translation.checkpoints import trainings
 from annotated_transformer.translation.command import Train, main, parse
-from annotated_transformer.translation.system import PAPER
 from benchmarks.prepare import write_corpus
 
 
@@ -19,13 +18,14 @@ from benchmarks.prepare import write_corpus
 def test_the_command_has_the_settings_of_the_paper(preset: str) -> None:
     command = parse(["train", "--prepared", "wmt14", "--preset", preset])
     assert isinstance(command, Train)
-    options = command.training
-    assert options == PAPER[preset]  # type: ignore[index]
+    options = command.options.replace(prepared=None)
+    assert options == load_recipe(f"paper-{preset}-en-de").replace(pair=options.data.pair)
     width = {"base": 512, "big": 1024}[preset]
-    assert math.isclose(options.peak, rate(4000, width, 1.0, 4000))
-    assert options.max_tokens * options.accumulate == 25_000
-    assert (options.warmup, options.smoothing) == (4000, 0.1)
-    assert options.updates == {"base": 100_000, "big": 300_000}[preset]
+    optim = options.optim
+    assert optim.peak is None  # that of the formula
+    assert optim.max_tokens * optim.accumulate == 25_000
+    assert (optim.warmup, optim.smoothing) == (4000, 0.1)
+    assert optim.updates == {"base": 100_000, "big": 300_000}[preset]
     config = PRESETS[preset]
     assert (config.N, config.d_model, config.d_ff, config.h) == (6, width, 4 * width, width // 64)
     assert config.dropout == {"base": 0.1, "big": 0.3}[preset]
@@ -47,8 +47,8 @@ def test_a_dry_run_at_the_width_of_the_paper(
     assert re.search(r"20 updates of [\d.]+ seconds, \d+ target tokens a second, ", error)
     assert re.search(r"; 100000 take (\d+ days?, )?[\d:]+\n", error)
     assert "stopped after update 20; the same command goes on from there" in error
-    assert [int(path.stem) for path in trainings(tmp_path / "base")] == [20]
-    rows = read_journal(tmp_path / "base/log.jsonl")
+    assert [int(path.stem) for path in checkpoint_paths(tmp_path / "base")] == [20]
+    rows = [row for row in read_journal(tmp_path / "base/log.jsonl") if "loss" in row]
     assert [row["update"] for row in rows] == [10, 20]
     assert rows[1]["rate"] == pytest.approx(rate(20, 512, 1.0, 4000))
     assert all(500 < row["tokens"] / 10 <= 8 * 160 for row in rows)  # eight micro-batches
