@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from annotated_transformer.data.files import FileError, write_atomically
 from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
 from annotated_transformer.engine.typed import typed
+from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.training.distributed import DistributedWorld, full_tensor, shard_like
 from annotated_transformer.translation.tokenizers import TokenizerError, load_tokenizer
 
@@ -300,12 +301,18 @@ def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dic
     return {name: (sums[name] / len(paths)).to(t.dtype) for name, t in tensors.items()}, data
 
 
-def average_snapshots(folder: str | Path, last: int | None = None) -> tuple[System, list[str]]:
-    """Return the system of a run with the mean of its last snapshots, and which these are.
+def average_system(
+    folder: str | Path,
+    last: int | None = None,
+    *,
+    measure: Callable[[EncoderDecoder], float] | None = None,
+) -> System:
+    """Average the last snapshots of a run, and write the mean beside them.
 
     Args:
         folder: Where the run is.
         last: How many snapshots; all that were kept unless given.
+        measure: Computes the validation loss, without which nothing prefers the mean.
 
     Raises:
         CheckpointError: There are fewer snapshots, or one is damaged or of other tokenizers.
@@ -323,16 +330,8 @@ def average_snapshots(folder: str | Path, last: int | None = None) -> tuple[Syst
     tensors, data = average_weights(paths)
     check_fingerprint(system, data, paths[-1])
     load_weights(system.model, tensors, paths[-1])
-    return system, [path.stem for path in paths]
-
-
-def average_system(folder: str | Path, last: int | None = None) -> System:
-    """Average the last snapshots of a run, and write the mean beside them.
-
-    See :func:`average_snapshots`; a validation loss is not known, so nothing prefers the mean.
-    """
-    system, names = average_snapshots(folder, last)
-    save_weights(system, folder, AVERAGED, checkpoints=names)
+    loss = {} if measure is None else {"valid_loss": measure(system.model)}
+    save_weights(system, folder, AVERAGED, checkpoints=[path.stem for path in paths], **loss)
     return system
 
 

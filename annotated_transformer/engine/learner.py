@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from annotated_transformer.engine.config import Options, UsageError
+from annotated_transformer.engine.devices import peak_flops
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.engine.records import processor
 from annotated_transformer.engine.state import Checkpoint, TrainState
@@ -50,22 +50,15 @@ class Learner:
         precision: Precision,
         compiler: str | Callable[..., Any] = "inductor",
     ) -> None:
-        self.system, self.optim, self.world, self.precision = (
-            system,
-            options.optim,
-            world,
-            precision,
-        )
-        self.factor = 1.0
+        self.system, self.optim = system, options.optim
+        self.world, self.precision, self.factor = world, precision, 1.0
         model, run = system.model.to(precision.device), options.run
         if world.rank:  # each process drops out elements of its own
             torch.manual_seed(self.optim.seed + 1_000_003 * world.rank)
         loss = PreciseLoss(model, precision, compiler if run.compile else None)
         if run.sharded and (world.size == 1 or run.compile):
             raise UsageError("--sharded: for several processes (start with torchrun), not compiled")
-        self.replica: nn.Module = (
-            shard(loss, loss.layers, world) if run.sharded else replicate(loss, world)
-        )
+        self.replica = shard(loss, loss.layers, world) if run.sharded else replicate(loss, world)
         self.optimizer = make_adam(model)
         width, warmup = system.config.width, self.optim.warmup
         factor = 1.0 if self.optim.peak is None else self.optim.peak * (width * warmup) ** 0.5
@@ -75,6 +68,15 @@ class Learner:
             levels = ("highest", "high", "medium")
             own = levels.index(torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision(levels[int(world.sum(own * world.main)[0])])
+
+    @property
+    def peak(self) -> float | None:
+        """What all devices together can do, in operations a second, where that is known."""
+        if self.precision.device.type != "cuda":
+            return None
+        name = torch.cuda.get_device_name(self.precision.device)
+        one = peak_flops(name, self.precision.name)
+        return None if one is None else one * self.world.size
 
     @property
     def rate(self) -> float:
@@ -88,7 +90,6 @@ class Learner:
             NonFiniteError: The loss is NaN or infinite, or the gradient is, without a loss scale.
         """
         self.replica.train()
-        self.system.model.train()
         scale = self.precision.scale
         self.factor = 1.0 if scale is None else scale.value
         return update(

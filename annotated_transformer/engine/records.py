@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
 import subprocess
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -30,16 +32,7 @@ def make_record(
     pairs: int,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Return the record of a run.
-
-    Args:
-        system: What was trained.
-        state: How far it was.
-        scores: What it reached, by name.
-        command: With which it was run.
-        pairs: On how many sentence pairs.
-        processes: By how many processes.
-    """
+    """Return a record of a run: how it was run, on how many pairs, its curve and scores."""
     return {
         "command": command,
         "commit": state.commit,
@@ -91,14 +84,9 @@ def commit() -> str:
 
 def processor() -> str:
     """Return the name of the processor and how many cores this process may use."""
-    names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, IndexError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        name = re.findall(r"^model name\s*: *(.*?) *$", text, re.MULTILINE)[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{name}, {cores} core{'s' if cores != 1 else ''}"
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []

@@ -1,45 +1,22 @@
-"""Updates that became NaN or infinite, kept so that they can be computed again."""
+"""Updates that became NaN or infinite, computed again."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from annotated_transformer.engine.checkpoints import (
     damaged,
     load_system,
     load_tensors,
     load_weights,
-    save_tensors,
 )
 from annotated_transformer.engine.config import from_described
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import grad_norm
-
-
-def keep_update(
-    path: Path, tensors: Mapping[str, Tensor], batches: Sequence[Batch], **data: Any
-) -> None:
-    """Write an update into a file, so that ``replay`` can compute it again.
-
-    Args:
-        path: A file in the folder ``non_finite`` of a run.
-        tensors: Of ``run_tensors``, before the update.
-        batches: Its micro-batches, of all processes.
-        data: The described ``options``, the target ``tokens``, the loss ``scale``; and what else
-            helps.
-    """
-    parts = {}
-    for k, batch in enumerate(batches):
-        parts[f"batch.{k}.src"] = batch.src
-        parts[f"batch.{k}.tgt"] = batch.target
-    save_tensors(path, {**tensors, **parts}, data)
 
 
 def replay(path: Path) -> tuple[float, float]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from annotated_transformer.engine.checkpoints import CheckpointError
-from annotated_transformer.engine.config import RunOptions, UsageError
-from annotated_transformer.engine.devices import mfu, peak_flops
+from annotated_transformer.engine.config import Options, UsageError
+from annotated_transformer.engine.devices import mfu
 from annotated_transformer.engine.journal import Journal
 from annotated_transformer.engine.state import TrainState, Window
 from annotated_transformer.engine.system import Architecture
@@ -35,21 +35,8 @@ def update_flops(config: Architecture, vocabulary: int, lengths: Sequence[Sequen
     return training_flops(config, vocabulary, sources, targets)
 
 
-def device_peak(device: torch.device, precision: str, devices: int) -> float | None:
-    """Return what all devices can do together, in operations a second, where that is known."""
-    if device.type != "cuda":
-        return None
-    one = peak_flops(torch.cuda.get_device_name(device), precision)
-    return None if one is None else one * devices
-
-
 def log_line(window: Window, peak: float | None) -> dict[str, float | None]:
-    """Return what the log says of the updates since its last line.
-
-    Args:
-        window: Their sums.
-        peak: Of all devices together, see :func:`device_peak`.
-    """
+    """Return what the log says of some updates; ``peak`` is what all devices can do together."""
     made, flops = Progress(window.nll, window.tokens, window.seconds), window.flops
     return {
         "loss": made.loss,
@@ -65,61 +52,22 @@ def log_line(window: Window, peak: float | None) -> dict[str, float | None]:
 
 
 class RunLog:
-    """The log and the progress bar of a run, as a context; silent in all but the main process.
+    """The log and the progress bar of a run."""
 
-    Args:
-        folder: Where ``log.jsonl`` is; it loses what came after the state.
-        options: How the run runs.
-        state: How far it is.
-        updates: How many it will have.
-        main: Whether this is the main process.
-        progress: Show the bar.
-
-    Raises:
-        UsageError: TensorBoard is asked for, and not installed.
-        CheckpointError: The log cannot be read or written.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        options: RunOptions,
-        state: TrainState,
-        updates: int,
-        *,
-        main: bool = True,
-        progress: bool = True,
-    ) -> None:
-        self.path, self.journal = folder / "log.jsonl", None
-        try:
-            if main:
-                self.journal = Journal(self.path, options.tensorboard)
-                self.journal.rewind(state.updates)
-        except ImportError as error:
-            raise UsageError(f"--tensorboard: {error}") from None
-        except ValueError as error:
-            raise CheckpointError(f"{error}; mend the line, or move the file") from None
-        except OSError as error:
-            raise self._failed(error) from None
-        self.bar = tqdm(
-            total=updates,
-            initial=state.updates,
-            unit="update",
-            disable=not (progress and main),
-            file=sys.stderr,
-        )
-
-    def _failed(self, error: OSError) -> CheckpointError:
-        reason = error.strerror or error
-        return CheckpointError(f"{self.path}: cannot be written: {reason}; free some space")
+    def __init__(self, path: Path, journal: Journal | None, bar: Any) -> None:
+        self.path, self.journal, self.bar = path, journal, bar
 
     def write(self, state: TrainState, **numbers: float | None) -> None:
-        """Add a line to the log."""
+        """Add a line to the log.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
         try:
             if self.journal is not None:
                 self.journal.write(state.updates, epoch=state.epoch + 1, **numbers)
         except OSError as error:
-            raise self._failed(error) from None
+            raise _unwritten(self.path, error) from None
 
     def show(self, state: TrainState) -> None:
         """Move the bar on by an update."""
@@ -130,17 +78,34 @@ class RunLog:
         )
         self.bar.update()
 
-    def __enter__(self) -> RunLog:
-        """Return the log, to be closed at the end of the block."""
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the log and the bar."""
-        self.bar.close()
-        if self.journal is not None:
-            self.journal.close()
+def _unwritten(path: Path, error: OSError) -> CheckpointError:
+    reason = error.strerror or error
+    return CheckpointError(f"{path}: cannot be written: {reason}; free some space")
+
+
+@contextlib.contextmanager
+def open_log(
+    folder: Path, options: Options, state: TrainState, *, main: bool, progress: bool
+) -> Iterator[RunLog]:
+    """Open ``log.jsonl``, without what came after the state; silent but in the main process.
+
+    Raises:
+        UsageError: TensorBoard is asked for, and not installed.
+        CheckpointError: The log cannot be read or written.
+    """
+    path, journal, shown = folder / "log.jsonl", None, progress and main
+    try:
+        if main:
+            journal = Journal(path, options.run.tensorboard)
+            journal.rewind(state.updates)
+    except ImportError as error:
+        raise UsageError(f"--tensorboard: {error}") from None
+    except OSError as error:
+        raise _unwritten(path, error) from None
+    except ValueError as error:
+        raise CheckpointError(f"{error}; mend the line, or move the file") from None
+    total, done = options.optim.updates, state.updates
+    bar = tqdm(total=total, initial=done, unit="update", disable=not shown, file=sys.stderr)
+    with bar, contextlib.nullcontext() if journal is None else journal:
+        yield RunLog(path, journal, bar)

@@ -12,19 +12,17 @@ from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpointer import Checkpointer, checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_system, save_description
 from annotated_transformer.engine.config import Options, UsageError, flag
+from annotated_transformer.engine.precision import Precision
 from annotated_transformer.engine.system import System, fresh_model, model_config
 from annotated_transformer.engine.texts import Texts, encoded, learn_tokenizers, longest
 from annotated_transformer.training.distributed import DistributedWorld
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: int = 0) -> None:
-    """Refuse to go on with other options or another text than a folder's run began with.
+    """Raise UsageError if a folder's run was begun with other options or another text.
 
     The number of updates may be any from those that were ``done``: no update depends on how
     many follow.
-
-    Raises:
-        UsageError: The message names the first option that differs.
     """
     # An older version knew fewer options: it did what is now their default.
     old, new = {**Options().described(), **before.get("options", {})}, now["options"]
@@ -39,10 +37,8 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: 
                 "to go on, or another folder with --out"
             )
     if before.get("checksums") != now["checksums"]:
-        raise UsageError(
-            f"{folder}: its run has another text; give the same one to go on, or another folder "
-            "with --out"
-        )
+        words = "give the same one to go on, or another folder with --out"
+        raise UsageError(f"{folder}: its run has another text; {words}")
 
 
 def begin_system(options: Options, texts: Texts) -> System:
@@ -71,20 +67,23 @@ def reopen_system(options: Options, texts: Texts, folder: Path) -> System:
     return system
 
 
-def choose_device(options: Options, world: DistributedWorld) -> torch.device:
-    """Return where to compute.
+def choose_precision(options: Options, world: DistributedWorld) -> Precision:
+    """Return in which precision to compute, and where.
 
     Raises:
-        UsageError: It is not there, or not for several processes.
+        UsageError: There is no such device, or it has no such precision.
     """
-    name = options.run.device
-    if name in ("auto", world.device.type):
-        return world.device
-    if name == "cuda":
-        raise UsageError("--device cuda: PyTorch finds no GPU here")
-    if world.size > 1:
-        raise UsageError(f"--device {name}: not for several processes where there are GPUs")
-    return torch.device(name)
+    name, device = options.run.device, world.device
+    if name not in ("auto", device.type):
+        if name == "cuda":
+            raise UsageError("--device cuda: PyTorch finds no GPU here")
+        if world.size > 1:
+            raise UsageError(f"--device {name}: not for several processes where there are GPUs")
+        device = torch.device(name)
+    try:
+        return Precision(options.optim.precision, device)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
 
 
 def open_run(
@@ -115,5 +114,7 @@ def open_run(
             raise UsageError(f"{flag(name)} {limit}: a sentence has {most}; raise the number")
     files.hold()
     if main:
+        if not begun and files.has_begun():  # while nobody held the folder
+            raise UsageError(f"{folder}: another process has begun a run there; try again")
         save_description(system, folder)
     return system, train, valid

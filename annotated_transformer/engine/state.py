@@ -11,23 +11,14 @@ from annotated_transformer.training.loop import Progress
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the learning curve, made by a validation.
-
-    Attributes:
-        update: Updates so far.
-        epoch: The pass over the data that it is in, or ends, from 1.
-        seconds: Time so far, validation included.
-        train_loss: Mean since the point before, in nats per target token, with dropout at work.
-        valid_loss: Of the validation text, in nats per target token.
-        tokens_per_second: Target tokens, since the point before.
-    """
+    """A point of the learning curve, made by a validation; losses in nats per target token."""
 
     update: int
-    epoch: int
-    seconds: float
-    train_loss: float
+    epoch: int  # that it ends, or is in, from 1
+    seconds: float  # so far, validation included
+    train_loss: float  # mean since the point before, with dropout at work
     valid_loss: float
-    tokens_per_second: int
+    tokens_per_second: int  # target tokens, since the point before
 
 
 @dataclass
@@ -52,38 +43,21 @@ class Window:
 
 @dataclass
 class TrainState:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes:
-        commit: Of the package, when it began.
-        updates: Made so far.
-        learned: Those of them that changed the weights.
-        skipped: The latest ones that did not, in a row, while nothing more could be tried.
-        epoch: The pass over the data that it is in, from 0.
-        epoch_start: Updates before that pass.
-        seconds: Time of all updates and validations.
-        update_seconds: Time of all updates.
-        tokens: Target tokens of all updates.
-        flops: Operations of all updates; 0 where they cannot be counted.
-        best: The lowest validation loss.
-        curve: What validations have measured.
-        recent: What the updates since the last validation came to.
-        window: Sums since the last line of the log.
-    """
-
-    commit: str = "unknown"
+    commit: str = "unknown"  # of the package, when it began
     updates: int = 0
-    learned: int = 0
-    skipped: int = 0
-    epoch: int = 0
-    epoch_start: int = 0
-    seconds: float = 0.0
+    learned: int = 0  # updates that changed the weights
+    skipped: int = 0  # the latest ones that did not, in a row, with nothing left to try
+    epoch: int = 0  # the pass over the data that it is in
+    epoch_start: int = 0  # updates before that pass
+    seconds: float = 0.0  # of updates and validations
     update_seconds: float = 0.0
-    tokens: int = 0
-    flops: int = 0
-    best: float | None = None
+    tokens: int = 0  # target tokens
+    flops: int = 0  # operations; 0 where they cannot be counted
+    best: float | None = None  # the lowest validation loss
     curve: list[Point] = field(default_factory=list)
-    recent: Progress = field(default_factory=Progress)
+    recent: Progress = field(default_factory=Progress)  # since the last validation
     window: Window = field(default_factory=Window)
 
     def add(self, made: Progress, flops: int, rate: float) -> None:
@@ -118,22 +92,12 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file to go on from holds beside weights, the optimizer's moments and random states.
-
-    Attributes:
-        state: How far the run is.
-        processes: How many there were, each with a random state.
-        groups: The optimizer's parameter groups.
-        schedule: State of the learning rate's schedule.
-        tokenizers: Fingerprint of those that the weights belong to.
-        scale: State of the loss scale, in float16.
-        products: The processor, and how it multiplied: the same one goes on in the same way.
-    """
+    """What a file to go on from holds beside weights, the optimizer's moments and random states."""
 
     state: TrainState
-    processes: int
-    groups: list[dict[str, Any]]
-    schedule: dict[str, Any]
-    tokenizers: str
-    scale: dict[str, float] | None
-    products: tuple[str, str]
+    processes: int  # each with a random state
+    groups: list[dict[str, Any]]  # of the optimizer's parameters
+    schedule: dict[str, Any]  # of the learning rate
+    tokenizers: str  # fingerprint of those that the weights belong to
+    scale: dict[str, float] | None  # of the loss, in float16
+    products: tuple[str, str]  # the processor, and how it multiplied: there it goes on like this

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor, nn
 
 from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.engine.checkpoints import AVERAGED, average_system, load_tensors
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.engine.texts import longest
 from annotated_transformer.model.architecture import EncoderDecoder
@@ -49,7 +52,15 @@ class Validator:
         reshard(replica)
         return result
 
-    def measure_alone(self, model: EncoderDecoder) -> Progress:
-        """Return the loss of another model, in this process."""
-        loss = PreciseLoss(model.to(self.precision.device), self.precision)
-        return evaluate(loss, map(self.batch, self.order()), loss=replica_loss)
+    def average(self, folder: Path, last: int | None = None) -> float:
+        """Write the mean of a run's last snapshots, all unless given; return its loss (§6.1).
+
+        The model of the run is not touched. One process can do it alone.
+        """
+
+        def measure(model: EncoderDecoder) -> float:
+            loss = PreciseLoss(model.to(self.precision.device), self.precision)
+            return evaluate(loss, map(self.batch, self.order()), loss=replica_loss).loss
+
+        average_system(folder, last, measure=measure)
+        return float(load_tensors(folder / AVERAGED, verify=False)[1]["valid_loss"])

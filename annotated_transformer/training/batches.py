@@ -132,13 +132,13 @@ def token_batches(
     order, size = torch.arange(len(lengths), dtype=torch.int32), len(lengths)
     if shuffle:
         order = torch.randperm(len(lengths), generator=rng, dtype=torch.int32)
-        size = max(1, round(pool * max_tokens / float(longer.double().mean())))
+        size = max(1, round(pool * max_tokens * len(lengths) / int(longer.sum())))
     batches: list[Tensor] = []
     for part in order.split(size):
         source, target = lengths[part].long().unbind(dim=1)
-        by = source.maximum(target) * (2 * most) + source - target  # then by the shorter side
-        part = part[by.argsort(stable=True)]
-        batches += part.split(_fill(longer[part], max_tokens))
+        width = source.maximum(target)
+        by = (width * (2 * most) + source - target).argsort(stable=True)  # then by the shorter side
+        batches += part[by].split(_fill(width[by], max_tokens))
     if shuffle:
         batches = [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
     return batches

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
 from annotated_transformer.engine.config import Options
-from annotated_transformer.data.corpora import load_corpus
 
 TEXTS = (load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12))
 OPTIONS = Options().replace(

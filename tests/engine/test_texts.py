@@ -1,5 +1,6 @@
 """Texts become token numbers, and the order of updates can be taken up anywhere."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from annotated_transformer.data.files import CorpusError
-from annotated_transformer.engine.config import OptimOptions, UsageError
-from annotated_transformer.engine.texts import (
-    Encoded,
-    encode,
-    learn_tokenizers,
-    updates_to_come,
-)
-from annotated_transformer.notation import EOS
 from annotated_transformer.data.corpora import ParallelText, read_parallel
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.engine import texts as module
+from annotated_transformer.engine.config import OptimOptions, UsageError
+from annotated_transformer.engine.texts import encode, learn_tokenizers, updates_to_come
+from annotated_transformer.training.batches import token_batches
 from tests.engine.small import OPTIONS, TEXTS
 
 DATA = OPTIONS.data
@@ -57,7 +56,7 @@ def test_a_long_sentence_is_named_by_file_and_line(side: int, tmp_path: Path) ->
     with pytest.raises(CorpusError, match=f"{name}, line 5: .*--skip-long"):
         encode(text, tokenizers, replace(DATA, max_len=20))
     short = encode(text, tokenizers, replace(DATA, max_len=20, skip_long=True))
-    assert len(short.source) == len(short.target) == 2
+    assert len(short) == 2
     with pytest.raises(CorpusError, match="no sentence is left"):
         encode(text, tokenizers, replace(DATA, max_len=1, skip_long=True))
 
@@ -67,15 +66,13 @@ def test_tabs_and_quotes_are_text(tmp_path: Path) -> None:
     text = files(tmp_path, lines, lines)
     tokenizers = learn_tokenizers(TEXTS[0], DATA)
     encoded = encode(text, tokenizers, DATA)
-    assert [tokenizers[0].decode(ids) for ids in encoded.source] == lines
+    sources = [source.tolist() for source, _ in encoded.pairs(range(len(encoded)))]
+    assert [tokenizers[0].decode(ids) for ids in sources] == lines
 
 
-def test_lengths_and_batches() -> None:
-    encoded = Encoded([[4, 5], [6]], [[7], [8, 9, 10]])
-    assert encoded.lengths() == [(3, 2), (2, 4)]
-    batch = encoded.batch([1, 0])
-    assert batch.src.tolist() == [[6, EOS, 0], [4, 5, EOS]]
-    assert batch.ntokens == 6
+def numbers(groups: Sequence[Tensor]) -> list[list[int]]:
+    """Return the micro-batches of an update as lists."""
+    return [group.tolist() for group in groups]
 
 
 @settings(max_examples=20)
@@ -83,7 +80,9 @@ def test_lengths_and_batches() -> None:
 def test_updates_to_come_are_those_after_the_ones_done(
     done: int, accumulate: int, seed: int
 ) -> None:
-    encoded = Encoded([[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)])
+    encoded = TokenPairs.from_lists(
+        [[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)]
+    )
     options = OptimOptions(updates=12, max_tokens=12, accumulate=accumulate, seed=seed)
     every = list(updates_to_come(encoded, options, 0))
     rest = list(updates_to_come(encoded, options, done))
@@ -91,33 +90,35 @@ def test_updates_to_come_are_those_after_the_ones_done(
     assert len(rest) == 12 - done
     for (epoch, left, batches), other in zip(every[done:], rest, strict=True):
         assert (epoch, left) == other[:2]
-        assert batches == other[2]
+        assert numbers(batches) == numbers(other[2])
     first = [update for update in every if update[0] == 0]
     if every[-1][0] > 0:  # a whole epoch: each sentence once
         assert [left for _, left, _ in first] == list(range(len(first)))[::-1]
-        seen = [i for *_, groups in first for numbers in groups for i in numbers]
+        seen = [i for *_, groups in first for group in numbers(groups) for i in group]
         assert sorted(seen) == list(range(20))
 
 
 @settings(max_examples=20)
 @given(done=st.integers(0, 12), accumulate=st.integers(1, 4))
 def test_earlier_epochs_need_not_be_put_in_order_again(done: int, accumulate: int) -> None:
-    encoded = Encoded([[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)])
+    encoded = TokenPairs.from_lists(
+        [[4] * (n % 5 + 1) for n in range(20)], [[n + 4] for n in range(20)]
+    )
     options = OptimOptions(updates=12, max_tokens=24, accumulate=accumulate)
     every = list(updates_to_come(encoded, options, 0))
     epoch = every[done][0] if done < 12 else every[-1][0]
     before = sum(update[0] < epoch for update in every)
     asked: list[int] = []
 
-    class Watched(Encoded):
-        def order(self, *arguments: Any, **named: Any) -> list[list[int]]:
-            asked.append(named["epoch"])
-            return super().order(*arguments, **named)
+    def watched(*arguments: Any, **named: Any) -> list[Tensor]:
+        asked.append(named["epoch"])
+        return token_batches(*arguments, **named)
 
-    text = Watched(encoded.source, encoded.target)
-    rest = list(updates_to_come(text, options, done, (epoch, before)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "token_batches", watched)
+        rest = list(updates_to_come(encoded, options, done, (epoch, before)))
     assert len(rest) == 12 - done
     for (number, left, batches), other in zip(every[done:], rest, strict=True):
         assert (number, left) == other[:2]
-        assert batches == other[2]
+        assert numbers(batches) == numbers(other[2])
     assert min(asked) == epoch

@@ -20,8 +20,11 @@ from typing import Any
 import pytest
 import torch
 
+from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.data.files import FileError
-from annotated_transformer.engine import checkpointer, learner, trainer
+from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.engine import checkpointer, learner, setup, texts, trainer, updater
 from annotated_transformer.engine.checkpointer import (
     SaveClock,
     checkpoint_paths,
@@ -52,11 +55,6 @@ from annotated_transformer.engine.texts import updates_to_come
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.training.loop import NonFiniteError, evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
-from annotated_transformer.data.corpora import load_corpus
-from annotated_transformer.data.prepare import prepare
-from annotated_transformer.data.preparation import Preparation
-from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.data.shards import ShardedText
 from tests.engine.small import OPTIONS, TEXTS, bits_of
 
 # --- training ------------------------------------------------------------------
@@ -75,7 +73,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         files[split] = [(paths[0][0], paths[1][0])]
     data = OPTIONS.data
     made = Preparation(vocabulary=data.vocabulary, max_len=data.max_len)
-    return prepare(folder / "out", files, made, workers=1, say=lambda _: None)
+    return prepare(folder / "out", files, made, workers=1)
 
 
 SHARDED = OPTIONS.replace(corpus="prepared", updates=14, max_tokens=400)
@@ -93,26 +91,26 @@ def test_the_position_in_a_prepared_text_is_saved(
     run = Trainer(SHARDED, tmp_path / "b", prepared)
     assert run.state.epoch > 0  # not by going through all that was before
     asked: list[int] = []
-    order = ShardedText.order
+    order = vars(texts)["token_batches"]
 
-    def watched(self: ShardedText, *arguments: Any, **named: Any) -> Any:
-        asked.append(named.get("epoch", -1))
-        return order(self, *arguments, **named)
+    def watched(*arguments: Any, **named: Any) -> Any:
+        asked.append(named["epoch"])
+        return order(*arguments, **named)
 
-    monkeypatch.setattr(ShardedText, "order", watched)
+    monkeypatch.setattr(texts, "token_batches", watched)
     assert run.train(progress=False)
     assert bits_of(tmp_path / "a") == bits_of(tmp_path / "b")
-    assert min(epoch for epoch in asked if epoch >= 0) > 0
+    assert min(asked) > 0
 
 
 def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Path) -> None:
     run = Trainer(SHARDED.replace(updates=8), tmp_path, prepared)
-    start = run.measure().loss
+    start = measured(run)
     assert start == pytest.approx(
-        Trainer(OPTIONS.replace(updates=8), tmp_path / "t", TEXTS).measure().loss
+        measured(Trainer(OPTIONS.replace(updates=8), tmp_path / "t", TEXTS))
     )
     assert run.train(progress=False)
-    assert run.measure().loss < start
+    assert measured(run) < start
     assert load_system(tmp_path).fingerprint == run.system.fingerprint
 
 
@@ -142,6 +140,11 @@ def test_a_training_leaves_a_system(straight: Trainer, system: System) -> None:
 def log_of(folder: Path) -> list[dict[str, float]]:
     """Return the lines of a log that tell of updates."""
     return [row for row in read_journal(folder / "log.jsonl") if "loss" in row]
+
+
+def measured(run: Trainer) -> float:
+    """Return the validation loss of what is trained."""
+    return run.validator.measure(run.learner.replica).loss
 
 
 def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
@@ -228,8 +231,12 @@ def test_the_average_is_that_of_the_last_snapshots(
         torch.testing.assert_close(parameter.detach(), mean.float(), rtol=0, atol=1e-7)
     valid = run.validator
     exact = evaluate(averaged.model, map(valid.batch, valid.order())).loss
-    assert run.average() == pytest.approx(header["valid_loss"]) == pytest.approx(exact)
-    assert exact != pytest.approx(run.measure().loss, abs=1e-6)
+    assert (
+        run.validator.average(tmp_path)
+        == pytest.approx(header["valid_loss"])
+        == pytest.approx(exact)
+    )
+    assert exact != pytest.approx(measured(run), abs=1e-6)
 
 
 def test_the_better_weights_are_taken(tmp_path: Path) -> None:
@@ -350,8 +357,9 @@ def test_a_damaged_training_goes_back_to_the_one_before(straight: Trainer, tmp_p
     older, old, new = checkpoint_paths(tmp_path)
     new.write_bytes(new.read_bytes()[:-1])
     old.write_bytes(b"")
-    with pytest.warns(UserWarning, match=rf"{new.name}: damaged .* going back to {older.name}"):
+    with pytest.warns(UserWarning, match=rf"damaged .* going back to {older.name}") as told:
         run = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert [path.name in str(w.message) for path, w in zip((new, old), told, strict=True)] == [1, 1]
     assert run.state.updates == OPTIONS.optim.updates - 2
     assert {path.suffix for path in (tmp_path / "training").iterdir()} == {
         ".damaged", ".safetensors"
@@ -490,7 +498,7 @@ def test_losses_that_are_no_number_are_left_out_but_not_forever(
     with monkeypatch.context() as patch:
         patch.setattr(learner, "update", sometimes)
         run = Trainer(OPTIONS.replace(**running), tmp_path / "a", TEXTS)
-        with pytest.warns(UserWarning, match="left out: update 2, epoch 1, lines"):
+        with pytest.warns(UserWarning, match="left out: update [23], epoch 1, lines"):
             assert run.train(progress=False)
     assert run.learner.schedule.last_epoch == run.state.updates == OPTIONS.optim.updates
     assert [row["skipped"] for row in log_of(tmp_path / "a")] == [2, 0]
@@ -498,7 +506,7 @@ def test_losses_that_are_no_number_are_left_out_but_not_forever(
     broken(run)
     with pytest.warns(UserWarning, match="left out"), pytest.raises(NonFiniteError):
         run.train(progress=False)
-    assert run.state.updates == trainer.MOST_SKIPPED - 1
+    assert run.state.updates == updater.MOST_SKIPPED - 1
 
 
 def test_the_log_adds_up(tmp_path: Path) -> None:
@@ -570,6 +578,9 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
         Trainer(OPTIONS.replace(precision="tf32"), tmp_path / "a", TEXTS)
     with pytest.raises(UsageError, match="--sharded: for several processes"):
         Trainer(OPTIONS.replace(sharded=True), tmp_path / "b", TEXTS)
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="--device cuda: PyTorch finds no GPU here"):
+            Trainer(OPTIONS.replace(device="cuda"), tmp_path / "c", TEXTS)
     with pytest.raises(UsageError, match="--clip 0"):
         Trainer(OPTIONS.replace(clip=0.0), tmp_path / "c", TEXTS)
 
@@ -646,6 +657,21 @@ def test_a_run_killed_between_its_first_weights_and_its_first_checkpoint_begins_
     assert run.train(progress=False)
     assert bits_of(tmp_path) == bits_of(straight.folder)
     assert [path.name for path in (tmp_path / "training").iterdir()] == ["00000008.safetensors"]
+
+
+def test_a_run_that_another_process_has_begun_meanwhile_is_left_alone(
+    straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = setup.begin_system
+
+    def slow(*arguments: Any) -> System:
+        shutil.copytree(straight.folder, tmp_path / "t")
+        return real(*arguments)
+
+    monkeypatch.setattr(setup, "begin_system", slow)
+    with pytest.raises(UsageError, match="another process has begun a run there; try again"):
+        Trainer(OPTIONS, tmp_path / "t", TEXTS)
+    assert bits_of(tmp_path / "t") == bits_of(straight.folder)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -827,9 +853,9 @@ def test_float16_that_never_learned_is_not_called_finished(tmp_path: Path) -> No
 
 def test_overflows_that_end_are_forgotten(tmp_path: Path) -> None:
     run = Trainer(OPTIONS.replace(precision="float16", updates=30), tmp_path, TEXTS)
-    overflowing(run, 15 + trainer.MOST_SKIPPED - 1)
+    overflowing(run, 15 + updater.MOST_SKIPPED - 1)
     assert run.train(progress=False)
-    assert run.state.learned == 30 - 15 - trainer.MOST_SKIPPED + 1
+    assert run.state.learned == 30 - 15 - updater.MOST_SKIPPED + 1
     assert run.state.skipped == 0
 
 
