@@ -67,8 +67,9 @@ def describe(error: Exception) -> str | None:
             return None
         extra = "plots" if missing in PLOTS else "translation"
         return f'needs {missing}: pip install "annotated-transformer[{extra}]"'
-    if isinstance(error, (ValueError, FloatingPointError)):
-        return str(error) if kind.__module__.startswith("annotated_transformer.") else None
+    ours = kind.__module__.startswith("annotated_transformer.")
+    if isinstance(error, FloatingPointError) or (isinstance(error, ValueError) and ours):
+        return str(error)
     if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":
         return "out of memory; lower --max-tokens, --beam or the size of the model"
     if isinstance(error, OSError):

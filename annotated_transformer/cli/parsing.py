@@ -9,6 +9,7 @@ import itertools
 import json
 import operator
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -60,7 +61,7 @@ def parse(words: Sequence[str]) -> Command:
     kinds = [_command(kind, *_default(kind, said, words)) for kind in COMMANDS]
     box = io.StringIO()
     try:
-        with contextlib.redirect_stderr(box):
+        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(sys.stdout or box):
             command: Command = tyro.cli(
                 functools.reduce(operator.or_, kinds),
                 args=words,

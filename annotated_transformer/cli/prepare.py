@@ -17,7 +17,7 @@ from annotated_transformer.engine.config import UsageError, flag
 def run(command: Prepare) -> int:
     """Prepare, or go on where an earlier process stopped."""
     options = command.preparation
-    for name in ("vocabulary", "max_words", "max_ratio"):
+    for name in ("vocabulary", "max_len", "max_words", "max_ratio"):
         if not 0 < (value := getattr(options, name)) < 1 << 16:
             raise UsageError(f"{flag(name)} {value}: must be above 0 and below 65536")
     if command.workers is not None and command.workers < 1:

@@ -16,13 +16,6 @@ SIZES = (
 Capture = pytest.CaptureFixture[str]
 
 
-SIZES = (
-    "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
-    "--average 2 --average-every 2"
-)
-Capture = pytest.CaptureFixture[str]
-
-
 def write(path: Path, lines: list[str] | tuple[str, ...]) -> str:
     """Write lines and return the path as text."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

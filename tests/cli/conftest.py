@@ -6,17 +6,10 @@ import pytest
 
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpora import load_corpus
-
-SIZES = (
-    "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
-    "--average 2 --average-every 2"
-)
-Capture = pytest.CaptureFixture[str]
-
 from tests.cli.command import SIZES, write
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return the options that name a small text."""
     folder = tmp_path_factory.mktemp("texts")
@@ -31,7 +24,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return words
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     """Return the folder of a training by the command line."""
     folder = tmp_path_factory.mktemp("trained")

@@ -14,13 +14,6 @@ from annotated_transformer.engine.records import CHOSEN
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.results.machine_translation import ABLATION, read_records
 from annotated_transformer.translation.evaluation import by_length
-
-SIZES = (
-    "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
-    "--average 2 --average-every 2"
-)
-Capture = pytest.CaptureFixture[str]
-
 from tests.cli.command import SIZES, Capture, fails, of_grammar
 
 

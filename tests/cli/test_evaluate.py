@@ -1,5 +1,7 @@
 """``evaluate`` and ``compare``."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,22 @@ def test_compare(tmp_path: Path, capsys: Capture) -> None:
     assert "--samples 1" in fails(
         capsys, "compare", first, second, "--references", gold, "--samples", "1"
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_files_may_be_pipes(tmp_path: Path, capsys: Capture) -> None:
+    lines = [f"the dog number {i} sleeps in the garden ." for i in range(9)]
+    pipes = [tmp_path / name for name in ("first", "second", "references")]
+
+    def run(command: str, *paths: Path) -> None:
+        for path in paths:
+            os.mkfifo(path)
+            threading.Thread(target=write, args=(path, lines), daemon=True).start()
+        assert main([*command.split(), "--references", str(paths[-1])]) == 0
+        for path in paths:
+            path.unlink()
+
+    run(f"evaluate --hypotheses {pipes[0]}", pipes[0], pipes[2])
+    assert "BLEU = 100.00" in capsys.readouterr().out
+    run(f"compare {pipes[0]} {pipes[1]} --samples 9", *pipes)
+    assert "difference +0.00" in capsys.readouterr().out

@@ -141,7 +141,7 @@ def test_what_ends_a_command(
     capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Any, **__: Any) -> None:
+    def fail(*_: Any) -> None:
         raise error
 
     monkeypatch.setattr(translate, "open_system", fail)

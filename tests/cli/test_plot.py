@@ -10,13 +10,6 @@ from annotated_transformer.cli import plot
 from annotated_transformer.cli.main import main
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
-
-SIZES = (
-    "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
-    "--average 2 --average-every 2"
-)
-Capture = pytest.CaptureFixture[str]
-
 from tests.cli.command import Capture, fails
 
 
@@ -55,3 +48,10 @@ def test_plot_draws_a_log(trained: Path, tmp_path: Path, capsys: Capture) -> Non
     assert "must end with .svg" in fails(capsys, "plot", trained, "-o", tmp_path / "picture.gif")
     (tmp_path / "log.jsonl").write_text("{\n{}\n", encoding="utf-8")
     assert "log.jsonl" in fails(capsys, "plot", tmp_path)
+
+
+def test_a_name_with_dollars_is_no_formula(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a$b_{^$"
+    shutil.copytree(trained, folder)
+    assert main(["plot", str(folder)]) == 0
+    assert "a$b_{^$" in (folder / "training.svg").read_text(encoding="utf-8")

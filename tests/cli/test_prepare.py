@@ -12,13 +12,6 @@ from annotated_transformer.cli import prepare
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpora import ParallelText, load_corpus
 from annotated_transformer.data.prepared import Prepared
-
-SIZES = (
-    "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
-    "--average 2 --average-every 2"
-)
-Capture = pytest.CaptureFixture[str]
-
 from tests.cli.command import Capture, fails, write
 
 

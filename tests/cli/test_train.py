@@ -170,3 +170,32 @@ def test_files_are_looked_over(texts: list[str], tmp_path: Path, capsys: Capture
     said = capsys.readouterr().err
     assert "line n is translated by line n-1 of d.en" in said
     assert "299 different source sentences of val stand in the training text too" in said
+
+
+def test_the_end_names_folder_record_and_next_command(
+    trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "a run"
+    shutil.copytree(trained, folder)
+    record = tmp_path / "record.json"
+    words = [*SIZES.split(), *texts, "--out", str(folder), "--record", str(record)]
+    assert main(["train", *words]) == 0
+    said = capsys.readouterr().err
+    assert f"the system is in {folder}, the record of its run in {record}\n" in said
+    assert f"next: annotated-transformer translate '{folder}' FILE\n" in said
+    assert re.search(r"6 take [\d:]+; validation loss \d\.\d{4}\n", said)
+
+
+def test_a_rank_without_its_world_is_told(
+    texts: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    line = fails(capsys, "train", *SIZES.split(), *texts, "--out", tmp_path / "run")
+    assert "RANK is set and WORLD_SIZE" in line
+
+
+def test_own_files_need_no_corpus(texts: list[str], tmp_path: Path) -> None:
+    words = SIZES.replace("--corpus files ", "").split()
+    assert main(["train", *words, *texts, "--out", str(tmp_path), "--updates", "1"]) == 0
+    assert json.loads((tmp_path / "record.json").read_text())["options"]["corpus"] == "files"

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from annotated_transformer.cli import translate
 from annotated_transformer.cli.main import main
-from annotated_transformer.engine.checkpoints import load_system
-from annotated_transformer.engine.system import translate_lines
-
-SIZES = (
-    "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
-    "--average 2 --average-every 2"
-)
-Capture = pytest.CaptureFixture[str]
-
+from annotated_transformer.engine.checkpoints import load_system, load_tensors, save_tensors
+from annotated_transformer.engine.system import System, translate_lines
 from tests.cli.command import Capture, fails, write
 
 
@@ -106,15 +100,21 @@ def test_translate_with_a_beam(trained: Path, texts: list[str], capsys: Capture)
     assert found[2] == "".join(f"{t}\n" for t in translate_lines(system, lines))
 
 
+def mean(folder: Path) -> dict[str, list[float]]:
+    """Return the averaged weights of a run."""
+    tensors, _ = load_tensors(folder / "averaged.safetensors")
+    return {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
+
+
 def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(trained, folder)
-    whole = (folder / "averaged.safetensors").read_bytes()
+    whole = mean(folder)
     assert main(["average", str(folder), "--last", "1"]) == 0
     assert "--averaged" in capsys.readouterr().err
-    assert (folder / "averaged.safetensors").read_bytes() != whole
+    assert mean(folder) != whole
     assert main(["average", str(folder)]) == 0
-    assert (folder / "averaged.safetensors").read_bytes() == whole
+    assert mean(folder) == whole
     assert "2 snapshots were kept, 3 are" in fails(capsys, "average", folder, "--last", "3")
     shutil.rmtree(folder / "snapshots")
     assert "kept no snapshots to average" in fails(capsys, "average", folder)
@@ -124,3 +124,41 @@ def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Cap
     assert main(["translate", str(folder), text, "--averaged"]) == 0
     words = ["evaluate", str(folder), "--averaged", "--corpus", "grammar", "--split", "val"]
     assert main([*words, "--quiet"]) == 0
+
+
+def test_the_better_weights_are_taken(
+    trained: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    tensors, header = load_tensors(folder / "model.safetensors")
+    zeros = {name: tensor * 0 for name, tensor in tensors.items()}
+    found: list[bool] = []
+
+    def watched(system: System, lines: list[str], **_: object) -> list[str]:
+        found.append(not any(parameter.any() for parameter in system.model.parameters()))
+        return lines
+
+    monkeypatch.setattr(translate, "translate_lines", watched)
+    for loss in (header["valid_loss"] - 1, header["valid_loss"] + 1):
+        save_tensors(folder / "averaged.safetensors", zeros, {**header, "valid_loss": loss})
+        for option in ([], ["--averaged"], ["--best"]):
+            assert main(["translate", str(folder), texts[4], *option]) == 0
+    assert found == [True, True, False, False, True, False]
+
+
+def test_a_dash_is_the_standard_output(
+    trained: Path,
+    texts: list[str],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for option in ([], ["-o", "-"]):
+        assert main(["translate", str(trained), texts[4], "--beam", "1", *option]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1]
+    assert found[0].count("\n") == 5
+    assert list(tmp_path.iterdir()) == []
