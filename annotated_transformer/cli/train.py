@@ -142,7 +142,7 @@ def pace(trainer: Trainer) -> str:
     state, updates = trainer.state, trainer.options.optim.updates
     seconds = max(state.update_seconds, 1e-9)
     each = seconds / max(1, state.updates)
-    rate = f", {describe_rate(state.flops / seconds, trainer.peak)}" if state.flops else ""
+    rate = f", {describe_rate(state.flops / seconds, trainer.learner.peak)}" if state.flops else ""
     loss = "" if state.best is None else f"; validation loss {state.best:.4f}"
     return (
         f"{state.updates} updates of {each:.2f} seconds, {state.tokens / seconds:.0f} target "
