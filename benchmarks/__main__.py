@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from benchmarks.workers import Worker, WorkerError, reply, resident
 
 TASKS = ("train small", "train base", "decode small", "decode base")
 RIVALS = {"search greedy": 1, "search beam": 4}  # with rivals, which must be installed
@@ -41,13 +41,13 @@ def contenders(task: str) -> list[str]:
 
 
 def work(contender: str, task: str, size: str) -> None:
-    """Do a step for each line that comes in; answer with seconds, at the end with memory."""
+    """Do a step for each line; answer with its seconds, and those of all cores."""
     import torch
 
     from benchmarks import rivals, trainers
     from benchmarks.contenders import CONTENDERS, SIZES
 
-    imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    imported = resident("VmRSS")
     if f"{task} {size}" in RIVALS:
         step = rivals.CONTENDERS[contender](SIZES["base"], RIVALS[f"{task} {size}"])
     elif f"{task} {size}" in OTHERS:
@@ -56,20 +56,18 @@ def work(contender: str, task: str, size: str) -> None:
         step = CONTENDERS[contender](SIZES[size], task)
     step()  # the first one allocates and warms up
     step()
-    print("ready", torch.get_float32_matmul_precision(), flush=True)
+    reply(torch.get_float32_matmul_precision())
     for line in sys.stdin:
         if line.strip() == "end":
             break
         if line.strip() == "rest":
             give_back()
-            print(flush=True)
+            reply(None)
             continue
         start, busy = time.perf_counter(), time.process_time()
         step()
-        print(time.perf_counter() - start, time.process_time() - busy, flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    scale = 1024 if sys.platform == "darwin" else 1  # bytes there, KiB elsewhere
-    print((peak - imported) / scale / 1024, flush=True)
+        reply([time.perf_counter() - start, time.process_time() - busy])
+    reply((resident("VmHWM") - imported) / 2**20)
 
 
 def give_back() -> None:
@@ -78,65 +76,33 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class Worker:
-    """One contender in a process of its own, so that its memory and settings are its own."""
-
-    def __init__(self, contender: str, task: str) -> None:
-        self.name = contender
-        command = [sys.executable, "-m", "benchmarks", "--work", contender, *task.split()]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.precision = self.answer().split()[1]
-        self.seconds: list[float] = []
-        self.busy: list[float] = []  # seconds of all processor cores that it used
-
-    def answer(self) -> str:
-        """Read a line of the worker."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} failed")
-        return line
-
-    def ask(self, line: str) -> list[float]:
-        """Send a line, return the numbers that come back."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-        return [float(number) for number in self.answer().split()]
-
-    def step(self) -> None:
-        """Let it make a step."""
-        seconds, busy = self.ask("step")
-        self.seconds.append(seconds)
-        self.busy.append(busy)
-
-
 def measure(task: str, contenders: list[str], rounds: int) -> dict[str, dict[str, object]]:
     """Let the contenders take turns of a few steps, and return the median of each."""
     rest = task == "others base"  # six of them would not fit into 24 GB otherwise
-    workers = []
-    for name in contenders:
-        workers.append(Worker(name, task))
-        if rest:
-            workers[-1].ask("rest")
-    for _ in range(rounds):
-        for worker in workers:  # a few steps in a row: only the first finds cold caches
-            for _ in range(TURN):
-                worker.step()
+    results: dict[str, dict[str, object]] = {}
+    with contextlib.ExitStack() as stack:
+        workers, precisions = [], []
+        for name in contenders:
+            command = ["-m", "benchmarks", "--work", name, *task.split()]
+            workers.append(stack.enter_context(Worker(name, command)))
+            precisions.append(workers[-1].answer())
             if rest:
-                worker.ask("rest")
-    results = {}
-    for worker in workers:
-        results[worker.name] = {
-            "median_s": statistics.median(worker.seconds),
-            "best_s": min(worker.seconds),
-            "busy_s": statistics.median(worker.busy),
-            "memory_mb": worker.ask("end")[0],
-            "float32_products": worker.precision,
-        }
-        worker.process.wait()
+                workers[-1].ask("rest")
+        steps: list[list[list[float]]] = [[] for _ in workers]
+        for _ in range(rounds):
+            for worker, found in zip(workers, steps, strict=True):
+                found += [worker.ask("step") for _ in range(TURN)]  # only the first is cold
+                if rest:
+                    worker.ask("rest")
+        for worker, found, precision in zip(workers, steps, precisions, strict=True):
+            seconds, busy = zip(*found, strict=True)
+            results[worker.name] = {
+                "median_s": statistics.median(seconds),
+                "best_s": min(seconds),
+                "busy_s": statistics.median(busy),
+                "memory_mb": worker.ask("end"),
+                "float32_products": precision,
+            }
     return results
 
 
@@ -159,12 +125,18 @@ def show(task: str, results: dict[str, dict[str, object]]) -> None:
 
 def main() -> None:
     """Read the options, measure, print, write a record."""
+    if sys.argv[1:2] == ["before"]:
+        from benchmarks import before
+
+        before.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = (*TASKS, *RIVALS, *OTHERS)
     parser.add_argument(
         "tasks",
         nargs="*",
-        help=f"any of: {', '.join(known)} (the first {len(TASKS)} unless given)",
+        help=f"any of: {', '.join(known)} (the first {len(TASKS)} unless given); "
+        "or: before FOLDER, beside an older commit (before --help)",
     )
     parser.add_argument("--install", action="store_true", help="install the other libraries")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each contender")
@@ -187,10 +159,13 @@ def main() -> None:
     for task in options.tasks or TASKS:
         quick = task in ("train small", "others small")
         rounds = options.rounds if quick else max(1, options.rounds // 3)
-        found[task] = measure(task, contenders(task), rounds)
+        try:
+            found[task] = measure(task, contenders(task), rounds)
+        except WorkerError as error:
+            raise SystemExit(str(error)) from None
         show(task, found[task])
     if options.record:
-        from annotated_transformer.translation.system import processor
+        from annotated_transformer.engine.records import processor
         from benchmarks.records import keep, origin
 
         keep(

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from annotated_transformer.data.corpora import load_corpus
+from annotated_transformer.engine.checkpoints import load_system
+from annotated_transformer.engine.records import processor
 from annotated_transformer.model.transformer import build_model
 from annotated_transformer.results.attention_maps import distant_verbs
-from annotated_transformer.translation.checkpoints import load_system
-from annotated_transformer.translation.system import processor
 from benchmarks.records import keep, origin
 
 TESTS = ("test_2016_flickr", "test_2017_flickr")

@@ -18,7 +18,7 @@ from typing import Any
 import jupytext
 
 from annotated_transformer.background import seq2seq
-from annotated_transformer.translation.system import processor
+from annotated_transformer.engine.records import processor
 from benchmarks.records import keep, origin
 
 CHAPTER = Path(__file__).parents[1] / "book" / "background" / "seq2seq.md"

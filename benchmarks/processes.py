@@ -16,21 +16,22 @@ from pathlib import Path
 
 import torch
 
+from annotated_transformer.engine.precision import PreciseLoss, Precision
+from annotated_transformer.engine.records import processor
+from annotated_transformer.fast.products import prepare_cpu
 from annotated_transformer.model.transformer import build_model
 from annotated_transformer.training.distributed import (
-    own_shares,
+    local_batches,
+    process_group,
+    replica_loss,
     replicate,
-    together,
-    update_together,
 )
+from annotated_transformer.training.loop import update
 from annotated_transformer.training.optimizer import make_adam
-from annotated_transformer.training.precision import Arithmetic
-from annotated_transformer.training.speed import prepare_cpu
-from annotated_transformer.translation.system import processor
 from benchmarks.contenders import SIZES, make_pairs
 from benchmarks.records import keep, origin
 
-WAYS = {  # processes, threads of each, in which numbers
+WAYS = {  # processes, threads of each, precision
     "one process, two threads": (1, 2, "float32"),
     "two processes, one thread each": (2, 1, "float32"),
     "one process, two threads, bfloat16": (1, 2, "bfloat16"),
@@ -40,17 +41,18 @@ WAYS = {  # processes, threads of each, in which numbers
 def work(name: str, precision: str, updates: int) -> None:
     """Make some updates, and print the median of their seconds; run by each process."""
     size = SIZES[name]
-    with together() as world:
+    with process_group() as world:
         prepare_cpu()
         torch.manual_seed(0)
         model = build_model(size.vocabulary, size.vocabulary, size.config)
-        replica = replicate(model, world, Arithmetic(precision))  # type: ignore[arg-type]
+        loss = PreciseLoss(model, Precision(precision))  # type: ignore[arg-type]
+        replica = replicate(loss, world)
         optimizer, batch = make_adam(model, lr=1e-4), make_pairs(size)
         times = []
         for _ in range(updates + 2):
             start = time.perf_counter()
-            shares = own_shares([batch], lambda one: one, world)
-            update_together(replica, shares, optimizer, world, smoothing=0.1)
+            shares = local_batches([batch], lambda one: one, world)
+            update(replica, shares, optimizer, smoothing=0.1, loss=replica_loss, world=world)
             times.append(time.perf_counter() - start)
         if world.main:
             print(statistics.median(times[2:]))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from annotated_transformer.data.files import write_atomically
-from annotated_transformer.translation.system import commit, versions
+from annotated_transformer.engine.records import commit, versions
 
 
 def origin(module: str) -> dict[str, Any]:

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import torch
 
+from annotated_transformer.fast.decoding import keep_decoder_weights
+from annotated_transformer.fast.products import prepare_cpu
+from annotated_transformer.fast.search import beam_search, greedy_search
 from annotated_transformer.model.transformer import build_model
 from annotated_transformer.notation import EOS, UNK
-from annotated_transformer.training.speed import prepare_cpu
-from annotated_transformer.translation.beam_search import beam_search
-from annotated_transformer.translation.decoding import greedy_search
-from annotated_transformer.translation.steps import packed
 from benchmarks.contenders import Size
 
 PACKAGES = ("ctranslate2==4.8.5", "transformers==5.23.0")
@@ -39,8 +38,8 @@ def install() -> None:
 
 def sources(size: Size) -> list[list[int]]:
     """Draw sentences, all equally long."""
-    chance = torch.Generator().manual_seed(0)
-    block = torch.randint(4, size.vocabulary, (SENTENCES, SOURCE), generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    block = torch.randint(4, size.vocabulary, (SENTENCES, SOURCE), generator=rng)
     found: list[list[int]] = block.tolist()
     return found
 
@@ -51,8 +50,8 @@ def ours(size: Size, beam: int) -> Step:
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
     model = build_model(size.vocabulary, size.vocabulary, size.config).eval()
-    model.generator.proj.bias.detach()[EOS] = -1e4
-    texts, kept = sources(size), packed(model)
+    model.generator.get_parameter("proj.bias").detach()[EOS] = -1e4
+    texts, kept = sources(size), keep_decoder_weights(model)
     kept.__enter__()
 
     def step(_: object = kept) -> object:  # keeps the context open

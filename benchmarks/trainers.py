@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.notation import PAD
-from annotated_transformer.training.batches import Batch
 from benchmarks import contenders, rivals
 from benchmarks.contenders import Size, make_pairs
 
@@ -75,11 +74,6 @@ def use(folder: Path) -> None:
     sys.path.append(str(folder))
     warnings.filterwarnings("ignore", category=FutureWarning)  # old ways to call PyTorch
     logging.disable(logging.WARNING)
-
-
-def whole_target(batch: Batch) -> Tensor:
-    """Return the target with its first symbol and its last."""
-    return torch.cat([batch.tgt[:, :1], batch.tgt_y], dim=1)
 
 
 def sentences(tokens: Tensor) -> list[Tensor]:
@@ -134,7 +128,7 @@ def x_transformers(size: Size) -> Trained:
     model: Any = XTransformer(dim=c.d_model, tie_token_emb=True, **both).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     mask = batch.src != PAD
-    target = whole_target(batch)
+    target = batch.target
     target = target.masked_fill(target == PAD, -100)
 
     def step() -> float:
@@ -181,7 +175,7 @@ def opennmt(size: Size) -> Trained:
     vocabularies = {"src": words, "tgt": words, "data_task": "seq2seq"}
     model = build_model(opt, opt, vocabularies, None, -1).train()
     trainer = build_trainer(opt, -1, model, vocabularies, Optimizer.from_opt(model, opt))
-    pad, target = words[DefaultTokens.PAD], whole_target(batch)
+    pad, target = words[DefaultTokens.PAD], batch.target
     pairs = {
         "src": batch.src.masked_fill(batch.src == PAD, pad).unsqueeze(-1),
         "srclen": (batch.src != PAD).sum(1),

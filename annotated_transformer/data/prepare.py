@@ -46,13 +46,15 @@ from annotated_transformer.data.files import (
     write_atomically,
 )
 from annotated_transformer.data.overlap import SplitOverlap
-from annotated_transformer.data.prepared import FORMAT, Preparation, Prepared, shards_of
+from annotated_transformer.data.preparation import Preparation
+from annotated_transformer.data.prepared import FORMAT, Prepared, shards_of
 from annotated_transformer.data.shards import Shard
 from annotated_transformer.data.text import stream_lines
 from annotated_transformer.translation.tokenizers import BPETokenizer
 
 SHARD_SIZE = 50_000  # pairs; some seconds of work for one process
 SAMPLE = 500_000  # pairs that the sub-words are learned from, at most
+MAX_LEN = (1 << 16) - 1  # tokens; longer lines are no sentences, but a mistake
 
 Files = Mapping[str, Sequence[tuple[Path, Path]]]  # by split: source and target, one or more
 Log = Callable[[str], None]
@@ -117,9 +119,10 @@ def check_preparation(folder: str | Path, options: Preparation) -> None:
             f"--vocabulary {options.vocabulary}: must be at least {smallest}, "
             "the bytes and the special tokens"
         )
-    if options.max_len < 2:
+    if not 2 <= options.max_len <= MAX_LEN:
         raise CorpusError(
-            f"--max-len {options.max_len}: must be at least 2, a token and the end of the sentence"
+            f"--max-len {options.max_len}: must be at least 2, a token and the end of the sentence,"
+            f" and at most {MAX_LEN}"
         )
     for place in (Path(folder), *Path(folder).parents):
         if place.exists():
@@ -212,7 +215,7 @@ class _Job:
         reports = self.clean(text)
         self.learn(text, reports["train"]["kept"])
         self.encode(text, shards)
-        headers = {path.stem: Shard.open(path).header for path in sorted(shards.iterdir())}
+        headers = {path.stem: Shard.open(path).header for path in sorted(shards.glob("[!.]*"))}
         self.report_long(reports, headers)
         digest = sha256_of(self.folder / "tokenizer.json")
         summary = {"plan": plan, "reports": reports, "tokenizer": digest, "shards": headers}

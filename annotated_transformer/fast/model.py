@@ -101,7 +101,7 @@ LEVELS = 2**16  # steps of the dropping probability
 def keep_mask(x: Tensor, p: float) -> Tensor:
     """Return a random boolean mask of the shape of ``x``, false with probability ``p``.
 
-    Sixteen random bits an element decide, so ``p`` is rounded to 1/65536. Uses the global generator.
+    Sixteen random bits decide, so ``p`` is rounded to 1/65536; from the global generator.
     """
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
     bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)

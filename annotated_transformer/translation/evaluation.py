@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from annotated_transformer.data.files import CorpusError
-
 ORDERS = 4
 
 
@@ -55,10 +53,14 @@ def bleu_of_counts(counts: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(empty, 0.0, score)
 
 
+class ScoreError(ValueError):
+    """Texts that cannot be scored; the message says why, in one line."""
+
+
 def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Raise CorpusError unless there is one translation for each reference, and at least one."""
+    """Raise ScoreError unless there is one translation for each reference, and at least one."""
     if len(hypotheses) != len(references) or not references:
-        raise CorpusError(
+        raise ScoreError(
             f"{len(hypotheses)} translations for {len(references)} references: "
             "there must be one for each"
         )
@@ -75,7 +77,7 @@ def score(
         lowercase: Let capitals not count, as for a system that writes none.
 
     Raises:
-        CorpusError: There is nothing to score, or the numbers of lines differ.
+        ScoreError: There is nothing to score, or the numbers of lines differ.
     """
     check_lines(hypotheses, references)
     bleu, chrf = BLEU(lowercase=lowercase), CHRF(lowercase=lowercase)
@@ -103,10 +105,10 @@ def moses(lines: Sequence[str], language: str, *, plain: bool = False) -> list[s
         plain: Replace curly quotes and the like by their plain forms first.
 
     Raises:
-        CorpusError: There are no rules for the language here.
+        ScoreError: There are no rules for the language here.
     """
     if language not in LANGUAGES:
-        raise CorpusError(f"language {language!r}: choose among {', '.join(LANGUAGES)}")
+        raise ScoreError(f"language {language!r}: choose among {', '.join(LANGUAGES)}")
     tokenizer, normalizer = _moses(language)
     if plain:
         lines = [normalizer.replace_unicode_punct(line) for line in lines]
@@ -143,7 +145,7 @@ def protocols(
         For each way its BLEU and sacreBLEU's signature.
 
     Raises:
-        CorpusError: The numbers of lines differ, or the language is unknown.
+        ScoreError: The numbers of lines differ, or the language is unknown.
     """
     check_lines(hypotheses, references)
     sides = [list(hypotheses), list(references)]
@@ -186,7 +188,7 @@ def by_length(
         sentences, and their BLEU by sacreBLEU.
 
     Raises:
-        CorpusError: The numbers of lines differ.
+        ScoreError: The numbers of lines differ.
     """
     check_lines(hypotheses, references)
     check_lines(sources, references)
@@ -244,7 +246,7 @@ def paired_bootstrap(
         lowercase: Let capitals not count.
 
     Raises:
-        CorpusError: The numbers of lines differ.
+        ScoreError: The numbers of lines differ.
     """
     check_lines(first, references)
     check_lines(second, references)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import spacy
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel as ByteLevelJoin
 from tokenizers.models import BPE
@@ -63,6 +62,8 @@ def normal_blanks(text: str) -> str:
 
 @functools.cache
 def _spacy_tokenizer(language: str) -> Callable[[str], Any]:
+    import spacy  # takes seconds to load, and sub-words do without it
+
     try:
         tokenizer: Callable[[str], Any] = spacy.blank(language).tokenizer
     except ImportError:

@@ -32,7 +32,7 @@ from nbformat import NotebookNode
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "annotated_transformer"
 MARK = "# Written from "
-EXPORTED = ("model", "training", "translation", "results", "background", "engineering")
+EXPORTED = ("model", "training", "translation", "results", "background")
 BY_HAND = ("fast", "engine", "data", "interop", "cli")
 
 INIT = '''\

@@ -33,7 +33,7 @@ from annotated_transformer.data.corpora import (
 )
 from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile
 from annotated_transformer.data.files import CorpusError
-from annotated_transformer.translation.system import place
+from annotated_transformer.engine.texts import place
 
 MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
 

@@ -29,7 +29,8 @@ from annotated_transformer.data.encode import (
 )
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.prepare import prepare
-from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.preparation import Preparation
+from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
 from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
 
@@ -272,7 +273,7 @@ def test_shards_that_are_there_are_kept(tmp_path: Path, files: Any) -> None:
     (out / "prepared.json").unlink()
     for name in ("train-00001", "val-00000"):
         (out / "shards" / f"{name}.safetensors").unlink()
-    (out / "shards" / ".train-00001.safetensors.1.part").write_bytes(b"half")
+    (out / "shards" / ".train-00001.safetensors.4194305.part").write_bytes(b"half")
     kept = out / "shards" / "train-00000.safetensors"
     before = kept.stat().st_mtime_ns
     assert run(out, files) == ["encoding 2 shards"]
@@ -538,6 +539,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
         (Preparation(vocabulary=10), f"--vocabulary 10: must be at least {smallest}"),
         (Preparation(vocabulary=smallest - 1), "--vocabulary"),
         (Preparation(max_len=1), "--max-len 1"),
+        (Preparation(max_len=65_536), "at most 65535"),
     ):
         assert words in message(lambda options=options: run(tmp_path / "out", nowhere, options))
     assert list(tmp_path.iterdir()) == []

@@ -15,10 +15,10 @@ BATCHES, DISTRIBUTED, OPTIMIZER, REGULARIZATION = (
         # the bound: takes one sentence more; counts real tokens; looks at one side only
         ("5.1b-P", "torch.arange(1, len(candidates) + 1)", "torch.arange(len(candidates))"),
         ("5.1b-P", "longest * torch.arange(1, len(candidates) + 1)", "candidates.cumsum(dim=0)"),
-        ("5.1b-P", "longer = lengths.amax(dim=1)", "longer = lengths[:, 0]"),
+        ("5.1b-P", "width = source.maximum(target)", "width = source"),
         # padding: not sorted at all; sorted by something else than length
-        ("5.1b-M", "part[by.argsort(stable=True)]", "part"),
-        ("5.1b-M", "by = source.maximum(target) * (2 * most) + source - target", "by = part % 7"),
+        ("5.1b-M", "part[by].split(_fill(width[by],", "part.split(_fill(width,"),
+        ("5.1b-M", "by = (width * (2 * most) + source - target)", "by = (part % 7)"),
     ],
 )
 def test_batches(claim, old, new):

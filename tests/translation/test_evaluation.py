@@ -11,9 +11,9 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 from sacremoses import MosesTokenizer
 
-from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.translation.evaluation import (
+    ScoreError,
     bleu_counts,
     bleu_of_counts,
     by_length,
@@ -97,7 +97,7 @@ def test_scores_are_those_of_sacrebleu() -> None:
     assert found["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|")
     assert found["sentences"] == 2
     for wrong in ([], ["one"]):
-        with pytest.raises(CorpusError):
+        with pytest.raises(ScoreError):
             score(wrong, [] if not wrong else should)
 
 
@@ -115,7 +115,7 @@ def test_without_capitals_scores_are_those_of_lower_case() -> None:
 
 
 def test_an_unknown_language() -> None:
-    with pytest.raises(CorpusError, match="language 'xx': choose among cs, de, en, fr"):
+    with pytest.raises(ScoreError, match="language 'xx': choose among cs, de, en, fr"):
         moses(["x"], "xx")
 
 
@@ -176,7 +176,7 @@ def test_the_interval_turns_with_the_order() -> None:
 
 @pytest.mark.parametrize("check", [score, lambda h, r: paired_bootstrap(h, r, r)])
 def test_lines_must_belong_together(check) -> None:
-    with pytest.raises(CorpusError, match="2 translations for 1 references"):
+    with pytest.raises(ScoreError, match="2 translations for 1 references"):
         check(["a", "b"], ["a"])
-    with pytest.raises(CorpusError, match="0 translations for 0"):
+    with pytest.raises(ScoreError, match="0 translations for 0"):
         check([], [])

@@ -69,16 +69,19 @@ def test_worker_times_steps_of_the_library(
     monkeypatch.setitem(trainers.TRAINERS, "hugging_face", library)  # type: ignore[arg-type]
     monkeypatch.setattr(sys, "stdin", io.StringIO("step\nrest\nstep\nend\n"))
     program.work("hugging_face", *task.split())
-    ready, first, rested, second, memory = capsys.readouterr().out.splitlines()
-    assert ready.startswith("ready")
+    lines = capsys.readouterr().out.splitlines()
+    products, first, rested, second, memory = map(json.loads, lines)
+    assert products == torch.get_float32_matmul_precision()
     assert len(steps) == 2 + 2  # two warm up
     assert steps[0] is SIZES[task.split()[1]]
-    assert [len(line.split()) for line in (first, rested, second, memory)] == [2, 0, 2, 1]
+    assert len(first) == len(second) == 2
+    assert rested is None
+    assert isinstance(memory, float)
 
 
 def test_libraries_get_the_same_sentences() -> None:
     batch = make_pairs(trainers.TINY)
-    whole = trainers.whole_target(batch)
+    whole = batch.target
     assert torch.equal(whole[:, :-1], batch.tgt)
     assert torch.equal(whole[:, 1:], batch.tgt_y)
     assert bool((whole[:, 0] == BOS).all())

@@ -18,51 +18,46 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from annotated_transformer.engineering import speed
-from annotated_transformer.engineering.speed import (
+from annotated_transformer.fast import attention as fast_attention
+from annotated_transformer.fast import model as fast_model
+from annotated_transformer.fast.loss import FastLoss, linear_cross_entropy
+from annotated_transformer.model import multi_head
+from annotated_transformer.model.architecture import LayerNorm
+from annotated_transformer.model.transformer import ModelConfig, build_model
+from annotated_transformer.notation import EOS, PAD
+from annotated_transformer.training.batches import Batch, make_batch
+from benchmarks import ladder, machine, rungs
+from benchmarks.ladder import Measured, make_ladder_record, measure_ladder, work_of
+from benchmarks.machine import (
+    best_seconds,
+    counting,
+    matmul_peak,
+    memory_bandwidth,
+    operations,
+    roofline,
+)
+from benchmarks.rungs import (
     LADDER,
-    LADDER_FIELDS,
     WORKS,
-    Measured,
-    PlainNorm,
-    Runner,
+    Rung,
     Trainer,
     Work,
-    best_seconds,
+    attentions,
     chunked_loss,
     climb,
-    compile_forward,
+    compile_loss,
     counted_flops,
-    counting,
     dense_loss,
     difference,
     draw_pairs,
-    exchange,
-    fit,
-    make_ladder_record,
-    matmul_peak,
-    measure_ladder,
-    measured_rungs,
-    memory_bandwidth,
     needed_flops,
-    operations,
-    packed_rows,
-    padded_rows,
     random_batches,
-    read_ladders,
-    roofline,
     rungs_for,
-    saved_bytes,
     sorted_batches,
     target_tokens,
     use_bfloat16,
 )
-from annotated_transformer.model.transformer import EncoderDecoder, ModelConfig, build_model
-from annotated_transformer.notation import EOS, PAD
-from annotated_transformer.results.machine_translation import RecordError
-from annotated_transformer.training.batches import Batch, make_batch
-from annotated_transformer.training.loop import batch_loss
-from benchmarks import ladder as program
+from benchmarks.workers import Worker, WorkerError, resident
 
 TOY = Work(ModelConfig(N=2, d_model=16, d_ff=32, h=2, dropout=0.0, max_len=64), 40, 5, batches=3)
 DROPPING = dataclasses.replace(TOY, config=dataclasses.replace(TOY.config, dropout=0.1))
@@ -78,12 +73,12 @@ def setting() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def up_to(name: str) -> list[speed.Rung]:
+def up_to(name: str) -> list[Rung]:
     return RUNGS[: NAMES.index(name) + 1]
 
 
-def exact(rungs: list[speed.Rung]) -> Trainer:
-    return climb(rungs, TOY, dtype=torch.float64)
+def exact(some: list[Rung]) -> Trainer:
+    return climb(some, TOY, dtype=torch.float64)
 
 
 # --- the work --------------------------------------------------------------------------------
@@ -104,7 +99,7 @@ def test_both_ways_cut_the_same_sentences(count: int, batches: int, seed: int) -
 
 
 def test_sorting_leaves_less_padding() -> None:
-    work = WORKS["page"]
+    work = WORKS["tiny"]
     sizes = [sum(b.tgt.numel() + b.src.numel() for b in make(work))
              for make in (random_batches, sorted_batches)]  # fmt: skip
     assert sizes[1] < 0.95 * sizes[0]
@@ -124,26 +119,39 @@ def test_the_bottom_rung_is_the_plain_model() -> None:
             logits, batch.tgt_y.flatten(), ignore_index=PAD, label_smoothing=0.1
         )
         assert trainer.loss(batch).item() == pytest.approx(expected.item(), abs=1e-12)
-    kinds = [type(part) for part in trainer.model.modules()]
-    assert nn.LayerNorm not in kinds
-    assert all(layer.attn is not None for layer in speed.attentions(trainer.model))
+    assert not trainer.patches
+    for layer in attentions(trainer.model):
+        assert layer.attn is not None
+        assert layer.attn.numel() > 0
     assert not isinstance(trainer.optimizer.param_groups[0]["fused"], bool)
 
 
-def test_plain_norm_is_pytorchs() -> None:
-    norm = nn.LayerNorm(7).double()
+def test_plain_forms_are_those_of_the_readable_layer() -> None:
+    norm = LayerNorm(7).double()
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     x = torch.randn(4, 5, 7, dtype=torch.float64)
-    assert torch.allclose(PlainNorm(norm)(x), norm(x), atol=1e-12)
-    assert [name for name, _ in PlainNorm(norm).named_parameters()] == ["weight", "bias"]
+    assert torch.allclose(rungs.fused_norm(norm, x), norm(x), atol=1e-12)
+    q, mask = torch.randn(2, 3, 5, 4, dtype=torch.float64), torch.ones(5, 5).tril().bool()
+    expected = multi_head.attention(q, q, q, mask)[0]
+    assert torch.allclose(rungs.attention_without_weights(q, q, q, mask)[0], expected, atol=1e-12)
+
+
+def test_patches_are_taken_back() -> None:
+    trainer = exact(up_to("fused attention"))
+    assert len(trainer.patches) == 2
+    before = LayerNorm.forward, multi_head.attention
+    with trainer.patched():
+        assert LayerNorm.forward is rungs.fused_norm
+        assert multi_head.attention is rungs.attention_without_weights
+    assert (LayerNorm.forward, multi_head.attention) == before
 
 
 def test_losses_differ_by_nothing() -> None:
-    model = build_model(40, 40, TOY.config).double()
+    proj = nn.Linear(16, 40).double()
     x, gold = torch.randn(9, 16, dtype=torch.float64), torch.randint(1, 40, (9,))
-    dense, chunked = (loss(model, x, gold, 9) for loss in (dense_loss, chunked_loss))
-    padded = dense_loss(model, torch.cat([x, x]), torch.cat([gold, gold * 0]), 9)
+    dense, chunked = (loss(proj, x, gold, 9) for loss in (dense_loss, chunked_loss))
+    padded = dense_loss(proj, torch.cat([x, x]), torch.cat([gold, gold * 0]), 9)
     assert dense.item() == pytest.approx(chunked.item(), abs=1e-12)
     assert padded.item() == pytest.approx(chunked.item(), abs=1e-12)
 
@@ -156,41 +164,47 @@ def test_a_rung_computes_the_same(name: str) -> None:
     assert difference(exact(RUNGS[:1]), exact(up_to(name))) < 1e-9
 
 
-def test_the_top_is_the_package() -> None:
-    trainer = exact(RUNGS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_top_is_the_package(device: str) -> None:
+    some = [rung for rung in rungs_for(device) if rung.exact]
+    trainer = Trainer(TOY, dtype=torch.float64)
+    trainer.device = torch.device(device)  # the rungs of a GPU, on this processor
+    trainer.placed = list  # type: ignore[method-assign]
+    for rung in some:
+        rung.change(trainer)
+    assert not trainer.patches
+    trainer.device = torch.device("cpu")
     torch.manual_seed(TOY.seed)
-    fresh = build_model(40, 40, TOY.config).double()
-    kinds = [type(part) for part in fresh.modules()]
-    assert [type(part) for part in trainer.model.modules()] == kinds
-    ours = [set(vars(part)) for part in speed.attentions(fresh)]
-    assert [set(vars(part)) for part in speed.attentions(trainer.model)] == ours
+    fresh = FastLoss(build_model(40, 40, TOY.config).double())
     for batch in trainer.batches:
-        assert trainer.loss(batch).item() == batch_loss(fresh, batch, 0.1)[0].item()
+        assert trainer.loss(batch).item() == fresh(batch, 0.1)[0].item()
     assert trainer.optimizer.param_groups[0]["fused"] is True
 
 
 def forget_source(trainer: Trainer) -> None:
-    def forward(model: EncoderDecoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        memory = model.encode(batch.src, None)
-        x = model.decode(memory, batch.src_mask, batch.tgt, batch.tgt_mask)
+    def forward(batch: Batch) -> tuple[Tensor, Tensor]:
+        memory = trainer.model.encode(batch.src, None)
+        x = trainer.model.decode(memory, batch.src_mask, batch.tgt, batch.tgt_mask)
         return x.flatten(0, 1), batch.tgt_y.flatten()
 
     trainer.forward = forward
 
 
 def see_future(trainer: Trainer) -> None:
-    def forward(model: EncoderDecoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        x = model(batch.src, batch.tgt, batch.src_mask, (batch.tgt != PAD).unsqueeze(1))
+    def forward(batch: Batch) -> tuple[Tensor, Tensor]:
+        past = (batch.tgt != PAD).unsqueeze(1)
+        x = trainer.model(batch.src, batch.tgt, batch.src_mask, past)
         return x.flatten(0, 1), batch.tgt_y.flatten()
 
     trainer.forward = forward
 
 
 def smooth_less(trainer: Trainer) -> None:
-    def criterion(model: EncoderDecoder, x: Tensor, gold: Tensor, tokens: int) -> Tensor:
-        return speed.linear_cross_entropy(x, model.generator.proj, gold, 0.0, 1 / tokens)[0]
+    def criterion(projection: nn.Linear, x: Tensor, gold: Tensor, tokens: int) -> Tensor:
+        keep = gold != PAD
+        return linear_cross_entropy(x[keep], projection, gold[keep], 0.0, 1 / tokens)[0]
 
-    trainer.forward, trainer.criterion = packed_rows, criterion
+    trainer.criterion = criterion
 
 
 def lose_a_sentence(trainer: Trainer) -> None:
@@ -199,18 +213,13 @@ def lose_a_sentence(trainer: Trainer) -> None:
 
 
 def detach_keys(trainer: Trainer) -> None:  # the loss stays right, gradients do not
-    for layer in speed.attentions(trainer.model):
-        plain: Callable[..., tuple[Tensor, Tensor, Tensor]] = vars(layer)["project"]
-
-        def project(*args: Any, plain: Any = plain) -> tuple[Tensor, Tensor, Tensor]:
-            q, k, v = plain(*args)
-            return q, k.detach(), v
-
-        vars(layer)["project"] = project
+    for layer in attentions(trainer.model):
+        w_k = layer.linears[1]
+        w_k.register_forward_hook(lambda _, __, out: out.detach() + 0 * out)
 
 
 def halve_gradient(trainer: Trainer) -> None:  # likewise, of one weight alone
-    weight = trainer.model.encoder.layers[0].feed_forward.w_1.weight
+    weight = trainer.model.get_parameter("encoder.layers.0.feed_forward.w_1.weight")
     weight.register_hook(lambda grad: grad / 2)
 
 
@@ -219,7 +228,7 @@ def halve_gradient(trainer: Trainer) -> None:  # likewise, of one weight alone
     [forget_source, see_future, smooth_less, lose_a_sentence, detach_keys, halve_gradient],
 )
 def test_a_wrong_rung_is_found(broken: Callable[[Trainer], None]) -> None:
-    wrong = climb([*RUNGS[:1], speed.Rung("wrong", "", broken)], TOY, dtype=torch.float64)
+    wrong = climb([*RUNGS[:1], Rung("wrong", "", broken)], TOY, dtype=torch.float64)
     assert difference(exact(RUNGS[:1]), wrong) > 1e-4
 
 
@@ -230,19 +239,51 @@ def test_a_difference_that_is_no_number_is_large() -> None:
 
 
 def test_each_rung_changes_what_it_says() -> None:
-    kinds = {n: [type(p) for p in exact(up_to(n)).model.modules()] for n in NAMES}
-    assert PlainNorm in kinds["sorted batches"]
-    assert PlainNorm not in kinds["fused norm"]
-    assert speed.Dropout not in kinds["one projection"]
-    assert speed.Dropout in kinds["few random bits"]
-    assert exact(up_to("fused attention")).forward is padded_rows
-    assert exact(up_to("no padding")).forward is packed_rows
-    assert exact(up_to("no padding")).criterion is dense_loss
+    def patches(name: str) -> set[str]:
+        return {what for _, what in exact(up_to(name)).patches}
+
+    assert patches("sorted batches") == set()
+    assert patches("fused norm") == {"forward"}
+    assert patches("fused attention") == {"forward", "attention"}
+    assert patches("loss in chunks") == {"attend", "dropout", "_packs"}
+    assert patches("one projection") == {"dropout", "_packs"}
+    assert patches("fused Adam") == {"_packs"}
+    bottom, padded, packed = (exact(up_to(n)) for n in (NAMES[0], "fused attention", "packed rows"))
+    assert bottom.forward == bottom.padded_rows
+    assert padded.forward == padded.padded_rows
+    assert packed.forward(packed.batches[0])[0].size(0) == packed.batches[0].ntokens
+    assert packed.criterion is dense_loss
     assert exact(up_to("loss in chunks")).criterion is chunked_loss
     for name, keeps in (("fused norm", True), ("fused attention", False)):
         trainer = exact(up_to(name))
         trainer.loss(trainer.batches[0])
-        assert all((a.attn is not None) == keeps for a in speed.attentions(trainer.model))
+        kept = [layer.attn for layer in attentions(trainer.model)]
+        assert all(weights is not None and (weights.numel() > 0) == keeps for weights in kept)
+
+
+def calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, trainer: Trainer) -> int:
+    """Return how often a pass calls a function of the fast layer."""
+    found, plain = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args: (found.append(1), plain(*args))[1])
+    trainer.run()
+    monkeypatch.undo()
+    return len(found)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "rung"),
+    [
+        (fast_model, "attend", "one projection"),
+        (fast_model, "keep_mask", "few random bits"),
+        (fast_attention._PackedAttention, "apply", "attention of rows"),
+    ],
+)
+def test_a_device_works_from_its_rung_on(
+    owner: Any, name: str, rung: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = up_to(rung)[:-1]
+    assert calls(monkeypatch, owner, name, climb(below, DROPPING)) == 0
+    assert calls(monkeypatch, owner, name, climb(up_to(rung), DROPPING)) > 0
 
 
 def test_rungs_of_a_gpu() -> None:
@@ -255,10 +296,9 @@ def test_rungs_of_a_gpu() -> None:
 
 
 def test_autocast_and_compiling_run_and_come_near() -> None:
-    rungs = [rung for rung in rungs_for("cuda") if rung.exact]  # on this processor
-    plain, half, compiled = (climb(rungs, TOY) for _ in range(3))
+    plain, half, compiled = (climb(RUNGS, TOY) for _ in range(3))  # on this processor
     use_bfloat16(half)
-    compile_forward(compiled, backend="eager")
+    compile_loss(compiled, backend="eager")
     assert compiled.compiled is not None
     assert 1e-6 < difference(plain, half) < 0.2
     assert difference(plain, compiled) < 1e-4
@@ -273,16 +313,10 @@ def test_every_rung_learns(name: str) -> None:
     trainer = climb(up_to(name), DROPPING)
     for group in trainer.optimizer.param_groups:
         group["lr"] = 3e-3
-    before = speed.pass_gradients(trainer)[0]
+    before = rungs.pass_gradients(trainer)[0]
     for _ in range(15):
         trainer.run()
-    assert speed.pass_gradients(trainer)[0] < before - 0.2
-
-
-def test_exchange_takes_exactly_one_kind() -> None:
-    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.LayerNorm(1)), speed.Dropout(0.1))
-    exchange(model, nn.LayerNorm, PlainNorm)
-    assert [type(part) for part in model.modules()][3:] == [PlainNorm, speed.Dropout]
+    assert rungs.pass_gradients(trainer)[0] < before - 0.2
 
 
 # --- counts ----------------------------------------------------------------------------------
@@ -318,23 +352,6 @@ def test_needed_is_what_single_sentences_take() -> None:
     assert counted_flops(trainer) == needed_flops(work)
 
 
-def test_what_autograd_keeps() -> None:
-    layer = nn.Linear(10, 20)
-    x = torch.randn(6, 10)
-    assert saved_bytes(layer, lambda: layer(x).exp().sum()) == 4 * (6 * 10 + 6 * 20)
-    assert saved_bytes(layer, lambda: layer(x).sum()) == 4 * 6 * 10  # exp alone keeps its result
-    y = torch.randn(8, requires_grad=True)
-    assert saved_bytes(layer, lambda: (y * y).sum()) == 4 * 8  # saved twice, counts once
-
-
-def test_fit_finds_the_factors() -> None:
-    xs = [1.0, 2.0, 5.0, 9.0]
-    found = fit([[1.0] * 4, xs], [3 + 0.5 * x for x in xs])
-    assert found == pytest.approx([3, 0.5])
-    weighted = fit([[1.0] * 3], [1.0, 1.0, 100.0])[0]
-    assert weighted < 1.1  # relative errors: the large number weighs as a small one
-
-
 # --- the machine -----------------------------------------------------------------------------
 
 
@@ -351,7 +368,7 @@ def test_best_seconds_is_the_least(
     monkeypatch: pytest.MonkeyPatch, threads: int, name: str
 ) -> None:
     clock = iter([0, 5, 10, 12, 20, 29])
-    monkeypatch.setattr(speed.time, name, lambda: float(next(clock)))
+    monkeypatch.setattr(machine.time, name, lambda: float(next(clock)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert best_seconds(lambda: None, least=1) == 2
 
@@ -363,7 +380,7 @@ def test_operations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counter.get_total_flops() == ops["product"].flops
     assert ops["product"].bytes == 4 * (2048 * 8 + 8 * 32 + 2048 * 32)
     assert ops["softmax"].bytes == 2 * 4 * 8 * 4096
-    monkeypatch.setattr(speed, "operations", lambda device: list(ops.values()))
+    monkeypatch.setattr(machine, "operations", lambda device: list(ops.values()))
     points = roofline()
     assert [set(point) for point in points] == [{"name", "intensity", "flops_per_s"}] * 5
     assert points[0]["intensity"] == pytest.approx(ops["product"].flops / ops["product"].bytes)
@@ -384,92 +401,76 @@ def test_a_small_ladder_makes_a_record(
 ) -> None:
     few = [RUNGS[0], RUNGS[NAMES.index("loss in chunks")]]
     heights = [RUNGS.index(rung) for rung in few]
-    monkeypatch.setattr(speed, "measure_ladder", partial(measure_ladder, heights=heights))
-    monkeypatch.setattr(speed, "WORKS", {"toy": DROPPING})
-    monkeypatch.setattr(program, "WORKS", {"toy": DROPPING})
-    monkeypatch.setattr(speed, "memory_bandwidth", lambda *_: 1e9)
-    monkeypatch.setattr(speed, "matmul_peak", lambda *_, **__: 1e9)
-    monkeypatch.setattr(speed, "roofline", lambda *_: [])
+    monkeypatch.setattr(ladder, "measure_ladder", partial(measure_ladder, heights=heights))
+    monkeypatch.setattr(ladder, "WORKS", {"toy": DROPPING})
+    monkeypatch.setattr(ladder, "memory_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr(ladder, "matmul_peak", lambda *_, **__: 1e9)
+    monkeypatch.setattr(ladder, "roofline", lambda *_: [])
     path = tmp_path / "ladder-toy.json"
     words = ["--size", "toy", "--rounds", "2", "--device", "cpu", "--record", str(path)]
     monkeypatch.setattr(sys, "argv", ["ladder", *words])
-    program.main()
-    (record,) = read_ladders(tmp_path).values()
-    assert set(record) == set(LADDER_FIELDS)
+    ladder.main()
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert set(record) == FIELDS
     assert record["hardware"]["gpu"] is None
     assert record["work"]["config"]["d_model"] == 16
-    rungs = measured_rungs(record)
-    assert [rung.name for rung in rungs] == [rung.name for rung in few]
-    for rung in rungs:
+    found = [Measured(**rung) for rung in record["rungs"]]
+    assert [rung.name for rung in found] == [rung.name for rung in few]
+    for rung in found:
         assert len(rung.seconds) == 2
         assert min(rung.seconds) > 0
         assert rung.tokens == target_tokens(random_batches(DROPPING))
         assert 0 < rung.memory_bytes < 2e9
-    assert rungs[0].flops == counted_flops(climb(few[:1], DROPPING))
-    assert rungs[1].flops < rungs[0].flops
+    assert found[0].flops == counted_flops(climb(few[:1], DROPPING))
+    assert found[1].flops < found[0].flops
     shown = capsys.readouterr().out
     assert "products alone" in shown
     assert "loss in chunks" in shown
 
 
 def test_a_rung_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Runner] = []
-    start = Runner.__init__
+    started: list[Worker] = []
+    start = Worker.__init__
 
-    def watched(self: Runner, height: int, work: Work, device: str) -> None:
+    def watched(self: Worker, *args: Any) -> None:
         started.append(self)
-        start(self, height, work, device)
+        start(self, *args)
 
-    monkeypatch.setattr(Runner, "__init__", watched)
-    impossible = dataclasses.replace(TOY, config=dataclasses.replace(TOY.config, dropout=2.0))
-    with pytest.raises(RuntimeError, match=r"(?s)'fused norm' failed.*below 1, not 2") as error:
+    monkeypatch.setattr(Worker, "__init__", watched)
+    impossible = dataclasses.replace(TOY, vocabulary=-1)
+    with pytest.raises(WorkerError, match=r"(?s)'fused norm' failed.*Traceback.*-1"):
         measure_ladder(impossible, rounds=1, heights=[2])
-    assert "Traceback" in str(error.value)
-    (runner,) = started
-    assert runner.process.returncode is not None
+    (worker,) = started
+    assert worker.process.returncode is not None
 
 
 def test_memory_of_this_process_is_measured() -> None:
-    before = speed.resident("VmRSS")
+    before = resident("VmRSS")
     with mmap.mmap(-1, 2**26) as block:  # of its own, whatever the allocator keeps
         block.write(bytes([1]) * 2**26)
-        assert speed.resident("VmRSS") - before > 0.9 * 2**26
-    assert speed.resident("VmHWM") - before > 0.9 * 2**26
+        assert resident("VmRSS") - before > 0.9 * 2**26
+    assert resident("VmHWM") - before > 0.9 * 2**26
 
 
 # --- records ---------------------------------------------------------------------------------
 
 
-def a_record() -> dict[str, Any]:
-    return dict.fromkeys(LADDER_FIELDS, 0) | {"rungs": []}
-
-
-def test_records_are_read_and_refused(tmp_path: Path) -> None:
-    assert read_ladders(None) == read_ladders(tmp_path) == {}
-    (tmp_path / "ladder-a.json").write_text(json.dumps(a_record()))
-    (tmp_path / "other.json").write_text("no JSON")
-    assert list(read_ladders(tmp_path)) == ["ladder-a"]
-    for field in LADDER_FIELDS:
-        less = {key: value for key, value in a_record().items() if key != field}
-        (tmp_path / "ladder-b.json").write_text(json.dumps(less))
-        with pytest.raises(RecordError, match=rf"ladder-b\.json: has no {field};"):
-            read_ladders(tmp_path)
-    for text in ("[]", "{", '"x"', "3"):
-        (tmp_path / "ladder-b.json").write_text(text)
-        with pytest.raises(RecordError, match=r"ladder-b\.json"):
-            read_ladders(tmp_path)
+FIELDS = {
+    *("kind", "command", "commit", "date", "hardware", "versions", "size", "work", "rounds"),
+    *("threads", "device", "peaks", "bandwidth", "roofline", "needed_flops", "rungs"),
+}
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_the_records_at_hand_are_whole() -> None:
-    for record in read_ladders(Path(__file__).resolve().parents[2] / "results").values():
-        rungs = measured_rungs(record)
-        expected = [rung.name for rung in rungs_for(record["device"])]
-        assert [rung.name for rung in rungs] == expected
-        assert len({rung.tokens for rung in rungs}) == 1
-        assert all(len(rung.seconds) == record["rounds"] for rung in rungs)
-        told = record["work"]
-        work = Work(**{**told, "config": ModelConfig(**told["config"])})
-        assert record["needed_flops"] == needed_flops(work)
+    for path in RESULTS.glob("ladder-*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert set(record) == FIELDS
+        found = [Measured(**rung) for rung in record["rungs"]]
+        assert [rung.name for rung in found] == [r.name for r in rungs_for(record["device"])]
+        assert len({rung.tokens for rung in found}) == 1
+        assert all(len(rung.seconds) == record["rounds"] for rung in found)
+        assert record["needed_flops"] == needed_flops(work_of(record["work"]))
 
 
 @pytest.mark.parametrize("words", [["--rounds", "0"], ["--device", "cuda"], ["--size", "huge"]])
@@ -477,7 +478,7 @@ def test_wrong_options_are_refused(words: list[str], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", ["ladder", *words])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        program.main()
+        ladder.main()
 
 
 def test_a_gpu_record_measures_each_kind_of_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,11 +489,11 @@ def test_a_gpu_record_measures_each_kind_of_product(monkeypatch: pytest.MonkeyPa
         return 1.0
 
     torch.set_float32_matmul_precision("highest")
-    monkeypatch.setattr(speed, "WORKS", {"toy": TOY})
-    monkeypatch.setattr(speed, "measure_ladder", lambda *_, **__: [])
-    monkeypatch.setattr(speed, "matmul_peak", peak)
-    monkeypatch.setattr(speed, "memory_bandwidth", lambda *_: 1.0)
-    monkeypatch.setattr(speed, "roofline", lambda *_: [])
+    monkeypatch.setattr(ladder, "WORKS", {"toy": TOY})
+    monkeypatch.setattr(ladder, "measure_ladder", lambda *_, **__: [])
+    monkeypatch.setattr(ladder, "matmul_peak", peak)
+    monkeypatch.setattr(ladder, "memory_bandwidth", lambda *_: 1.0)
+    monkeypatch.setattr(ladder, "roofline", lambda *_: [])
     record = make_ladder_record("toy", device="cuda")
     assert list(record["peaks"]) == ["float32", "TF32", "bfloat16"]
     assert seen == [("highest", torch.float32), ("high", torch.float32), ("high", torch.bfloat16)]
