@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,7 @@ class Checkpointer:
                 "folder with --out"
             ) from None
         except OSError as error:
-            reason = error.strerror or error
-            raise CheckpointError(f"{self.folder}: cannot be written: {reason}") from None
+            raise CheckpointError(f"{self.folder}: cannot be written: {error.strerror}") from None
         self._lock = lock
         for place in ("", "snapshots", "training", "non_finite"):
             remove_leftovers(self.folder / place)
@@ -136,20 +135,22 @@ class Checkpointer:
         """
         if checkpoint_paths(self.folder):
             return True
-        if not self.mark.exists():
-            names = (WEIGHTS, AVERAGED, "snapshots")
-            for path in (self.folder / name for name in names):
-                if path.exists():
-                    raise CheckpointError(
-                        f"{path}: is there, but nothing that the run could go on from, in "
-                        f"{self.folder / 'training'}; move it, or give another folder with --out"
-                    )
+        for path in (self.folder / name for name in (WEIGHTS, AVERAGED, "snapshots")):
+            if path.exists() and not self.mark.exists():
+                raise CheckpointError(
+                    f"{path}: is there, but nothing that the run could go on from, in "
+                    f"{self.folder / 'training'}; move it, or give another folder with --out"
+                )
         return False
 
-    def begin(self) -> None:
-        """Say that weights without a checkpoint will be this run's; killed, it begins again."""
-        if self.world.main and not checkpoint_paths(self.folder):
-            write_atomically(self.mark, b"")
+    def begin(self, update: int) -> None:
+        """Forget what came after an update; weights without a checkpoint will be this run's."""
+        if self.world.main:
+            for path in snapshots(self.folder):
+                if int(path.stem) > update:  # a run that was killed, perhaps with other options
+                    path.unlink()
+            if not checkpoint_paths(self.folder):
+                write_atomically(self.mark, b"")
 
     def save(
         self, system: System, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
@@ -177,8 +178,7 @@ class Checkpointer:
             try:
                 tensors, found = read_checkpoint(path, verify=self.world.main)
                 check_fingerprint(system, {"tokenizers": found.tokenizers}, path)
-                args = (tensors, found.groups, system.model, optimizer, self.world, path)
-                restore_run(*args)
+                restore_run(tensors, found.groups, system.model, optimizer, self.world, path)
             except CheckpointError as error:
                 failed.append((path, error))
                 continue
@@ -200,6 +200,5 @@ class Checkpointer:
         """Keep these weights for the average, and drop those that are too old for it."""
         path = self.folder / "snapshots" / f"{update:08d}.safetensors"
         self.save_weights(path, system, update=update)
-        old: Iterable[Path] = snapshots(self.folder)[:-keep] if self.world.main else ()
-        for each in old:
-            each.unlink()
+        for old in snapshots(self.folder)[:-keep] if self.world.main else ():
+            old.unlink()

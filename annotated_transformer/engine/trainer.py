@@ -84,7 +84,7 @@ class Trainer:
         self.files.hold()
         options, main = self.options, self.world.main
         try:
-            self.files.begin()
+            self.files.begin(self.state.updates)
             with (
                 open_log(self.folder, options, self.state, main=main, progress=progress) as log,
                 interruption() as stop,

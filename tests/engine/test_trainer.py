@@ -239,6 +239,15 @@ def test_the_average_is_that_of_the_last_snapshots(
     assert exact != pytest.approx(measured(run), abs=1e-6)
 
 
+def test_weights_from_a_lost_future_are_not_averaged(tmp_path: Path) -> None:
+    options = OPTIONS.replace(average=4, average_every=2, save_every=1e6)
+    assert not Trainer(options.replace(steps=4), tmp_path, TEXTS).train(progress=False)
+    for number in (3, 6, 99):  # as a run leaves them that is killed before its next checkpoint
+        shutil.copy(snapshots(tmp_path)[0], tmp_path / f"snapshots/{number:08d}.safetensors")
+    assert Trainer(options.replace(updates=5), tmp_path, TEXTS).train(progress=False)
+    assert [int(path.stem) for path in snapshots(tmp_path)] == [2, 3, 4, 5]
+
+
 def test_the_better_weights_are_taken(tmp_path: Path) -> None:
     run = Trainer(OPTIONS.replace(average=2, average_every=2), tmp_path, TEXTS)
     assert run.train(progress=False)
