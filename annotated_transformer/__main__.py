@@ -1,6 +1,6 @@
 """Run the command line: ``python -m annotated_transformer``."""
 
-from annotated_transformer.translation.command import main
+from annotated_transformer.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -46,7 +46,8 @@ from annotated_transformer.data.files import (
     write_atomically,
 )
 from annotated_transformer.data.overlap import SplitOverlap
-from annotated_transformer.data.prepared import FORMAT, Preparation, Prepared, shards_of
+from annotated_transformer.data.preparation import Preparation
+from annotated_transformer.data.prepared import FORMAT, Prepared, shards_of
 from annotated_transformer.data.shards import Shard
 from annotated_transformer.data.text import stream_lines
 from annotated_transformer.translation.tokenizers import BPETokenizer

@@ -6,43 +6,16 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
+from annotated_transformer.data.corpora import ParallelText, read_parallel
 from annotated_transformer.data.files import CorpusError, sha256_of
+from annotated_transformer.data.preparation import Preparation
 from annotated_transformer.data.shards import PREPARE_AGAIN, Shard, TokenPairs
 from annotated_transformer.translation.tokenizers import Tokenizer, load_tokenizer
 
 FORMAT = 2  # of the folder
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How a corpus is prepared."""
-
-    pair: str = "de-en"
-    """Source and target language."""
-    tokenizer: Literal["bpe", "bpe-lower"] = "bpe"
-    """Sub-words of the text as it is, or in lower case."""
-    vocabulary: int = 37_000
-    """Number of sub-words, shared by both languages."""
-    max_len: int = 256
-    """Most tokens of a sentence, special ones included; pairs with longer ones are dropped."""
-    max_words: int = 200
-    """Most words of a training sentence."""
-    max_ratio: float = 4.0
-    """Most words on one side of a training pair for each on the other."""
-    keep_duplicates: bool = False
-    """Keep training pairs that occurred before."""
-    allow_drift: bool = False
-    """Go on where the two sides seem to drift against each other."""
-
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target language, one by one."""
-        return language_codes(self.pair)
 
 
 def shards_of(split: str, names: Iterable[str]) -> list[str]:

@@ -70,17 +70,18 @@ class ModelOptions:
         "transformer", aliases=("--model",)
     )
     """The Transformer; recurrent networks with one vector for the whole sentence (rnn), with
-    additive attention (rnn-attention) or dot products (rnn-dot); or convolutions."""
+    additive attention (rnn-attention) or dot products (rnn-dot); or convolutions.
+    --model is the same."""
     preset: Literal["tiny", "base", "big"] = "tiny"
     """Sizes; base and big are the paper's. Architectures before the Transformer have tiny only."""
-    layers: int | None = option(None, least=1, most=256, config="N", size=True)
-    """Layers in each stack."""
+    layers: int | None = option(None, least=1, most=256, config="N", size=True, aliases=("--N",))
+    """Layers in each stack; --N is the same."""
     d_model: int | None = option(None, least=1, most=2**16, config="d_model", size=True)
     """Width of the layers."""
     d_ff: int | None = option(None, least=1, most=2**18, config="d_ff", size=True)
     """Width of the feed-forward networks."""
-    heads: int | None = option(None, least=1, most=2**10, config="h", size=True)
-    """Number of attention heads."""
+    heads: int | None = option(None, least=1, most=2**10, config="h", size=True, aliases=("--h",))
+    """Number of attention heads; --h is the same."""
     d_k: int | None = option(None, least=1, most=2**16, config="d_k", size=True)
     """Width of a head's queries and keys; d_model / heads unless given."""
     d_v: int | None = option(None, least=1, most=2**16, config="d_v", size=True)

@@ -52,5 +52,6 @@ def log_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> Figure
         for line in ax.get_lines():
             line.set(marker="o" if len(line.get_xdata()) < 20 else "", markersize=3)
         ax.label_outer()
-    figure.suptitle(Path(name).resolve().name if str(name) else "")
+    title = Path(name).resolve().name if str(name) else ""
+    figure.suptitle(title, parse_math=False)  # a name with dollars is no formula
     return figure

@@ -198,7 +198,7 @@ class CompiledLoss(nn.Module):
         """Return the decoder's outputs ``(batch * n, d_model)``, meaningless at padding."""
         source, target = _Padded(src), _Padded(tgt)
         real = (src != pad).unsqueeze(1)
-        real = real | ~real.any(-1, keepdim=True)  # nothing to attend to: no softmax of nothing
+        real = real | ~real.any(-1, keepdim=True)  # not every kernel gives zeros for nothing
         past = subsequent_mask(tgt.size(1), tgt.device)
         own = torch.eye(tgt.size(1), dtype=torch.bool, device=tgt.device)
         past = past & (tgt != pad).unsqueeze(1) | own

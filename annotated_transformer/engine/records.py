@@ -20,6 +20,8 @@ from annotated_transformer.engine.state import TrainState
 from annotated_transformer.engine.system import System, architecture
 from annotated_transformer.model.transformer import count_parameters
 
+CHOSEN = "beam 5, alpha by validation, averaged"  # the search that an ablation chooses itself
+
 
 def make_record(
     system: System,

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from annotated_transformer.data.grammar import NOUNS as GRAMMAR_NOUNS
 from annotated_transformer.data.grammar import Pair
+from annotated_transformer.data.verbs import verb_of_prefix
 from annotated_transformer.figures import SEQUENTIAL, canvas, live_heatmap
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import MultiHeadedAttention
@@ -366,49 +367,6 @@ def brackets(pair: Pair, least: int = 4, most: int = 99) -> Links:
     return frozenset(found)
 
 
-SEPARABLE: Mapping[str, frozenset[str]] = {  # prefix: forms of verbs that it may belong to
-    prefix: frozenset(verbs.split())
-    for prefix, verbs in {
-        "ab": "hebt heben springt springen schüttelt schneidet wäscht wischt rasiert trocknet",
-        "an": "schaut schauen sieht sehen guckt gucken blickt blicken starrt starren zieht ziehen "
-        "bietet bieten hält halten feuert feuern lehnt",
-        "auf": "tritt treten führt führen hebt heben stellt stellen baut bauen passt räumt hängt "
-        "bläst sammelt wirbelt",
-        "aus": "ruht ruhen sieht sehen führt führen holt streckt strecken packt breitet steigt",
-        "ein": "kauft kaufen schläft schenkt schenken fängt taucht stellt nimmt nehmen",
-        "entlang": "geht gehen fährt fahren läuft laufen rennt rennen joggt reitet schiebt",
-        "fest": "hält halten",
-        "herum": "steht stehen sitzt sitzen geht gehen läuft laufen wirbelt springt springen liegt",
-        "herunter": "rutscht rutschen fährt fahren geht gehen springt läuft kommt",
-        "hinunter": "rutscht fährt fahren geht gehen läuft laufen springt gleitet",
-        "hoch": "hält halten klettert klettern springt springen hebt heben geht gehen",
-        "teil": "nimmt nehmen",
-        "vor": "bereitet bereiten führt führen liest lesen beugt",
-        "vorbei": "geht gehen fährt fahren läuft laufen rennt rennen reitet kommt",
-        "weg": "schaut schauen läuft geht fährt räumt",
-        "zu": "schaut schauen sieht sehen hört hören guckt bereitet bereiten winkt geht rennt",
-        "zurück": "lehnt blickt wirft schlägt kommt",
-    }.items()
-}
-
-
-def verb_of_prefix(words: Sequence[str], least: int = 4) -> tuple[int, int] | None:
-    """Find a German verb in two parts, whose prefix ends the sentence.
-
-    Args:
-        words: A sentence, cut into words and marks.
-        least: Fewest words from the verb to its prefix.
-
-    Returns:
-        The places of prefix and verb; ``None`` unless exactly one verb can be meant.
-    """
-    if len(words) < 3 or words[-1] != "." or words[-2] not in SEPARABLE:
-        return None
-    prefix = len(words) - 2
-    verbs = [n for n, word in enumerate(words[:prefix]) if word in SEPARABLE[words[prefix]]]
-    return (prefix, verbs[0]) if len(verbs) == 1 and prefix - verbs[0] >= least else None
-
-
 def verb_links(text: str, tokenizer: Tokenizer, language: str = "de") -> Links:
     """Decoder: the row that chooses a separated prefix, and the pieces of its verb.
 
@@ -444,6 +402,15 @@ def at_places(n: int, m: int, places: int) -> Tensor:
     return F.one_hot(keys, m).float().unsqueeze(1).expand(-1, n, -1).unsqueeze(0)
 
 
+def best_head(
+    maps: Mapping[str, Sequence[Tensor]], links: Mapping[str, Sequence[Links]]
+) -> tuple[tuple[int, int], float]:
+    """Return the head with most hits in ``val``, and its share of hits in ``test``."""
+    shares = {split: hits(maps[split], links[split]) for split in links}
+    head = divmod(int(shares["val"].argmax()), shares["val"].size(1))
+    return head, shares["test"][head].item()
+
+
 def distant_verbs(
     model: EncoderDecoder,
     untrained: EncoderDecoder,
@@ -471,42 +438,22 @@ def distant_verbs(
         for split, pairs in texts.items()
     }
     wanted = {split: list(found.values()) for split, found in links.items()}
-
-    def best(maps: Mapping[str, Sequence[Tensor]]) -> tuple[tuple[int, int], float]:
-        shares = {split: hits(maps[split], wanted[split]) for split in wanted}
-        head = divmod(int(shares["val"].argmax()), shares["val"].size(1))
-        return head, shares["test"][head].item()
-
-    def decoder(of: EncoderDecoder) -> dict[str, list[Tensor]]:
-        return {
-            split: [maps.weights["decoder"] for maps in look(of, tokenizers, list(found))]
-            for split, found in links.items()
-        }
-
     for split, there in wanted.items():
         if not there:
             raise ValueError(f"{split}: has no German verb in two parts")
-    trained = decoder(model)
-    back = {
-        split: [at_distances(w.size(2), w.size(3), range(1, 25)) for w in maps]
-        for split, maps in trained.items()
-    }
-    left = {
-        split: [at_places(w.size(2), w.size(3), 24) for w in maps]
-        for split, maps in trained.items()
-    }
-    head, share = best(trained)
-    return {
-        "head": head,
-        "verbs": {split: len(found) for split, found in wanted.items()},
-        "shares": {
-            "head": share,
-            "chance": chance(trained["test"], wanted["test"], "decoder"),
-            "one distance": best(back)[1],
-            "one place": best(left)[1],
-            "untrained": best(decoder(untrained))[1],
-        },
-    }
+    seen, before = (
+        {s: [m.weights["decoder"] for m in look(of, tokenizers, list(p))] for s, p in links.items()}
+        for of in (model, untrained)
+    )
+    sizes = {split: [(w.size(2), w.size(3)) for w in maps] for split, maps in seen.items()}
+    back = {s: [at_distances(*size, range(1, 25)) for size in of] for s, of in sizes.items()}
+    left = {s: [at_places(*size, 24) for size in of] for s, of in sizes.items()}
+    head, share = best_head(seen, wanted)
+    shares = {"head": share, "chance": chance(seen["test"], wanted["test"], "decoder")}
+    others = {"one distance": back, "one place": left, "untrained": before}
+    shares |= {name: best_head(maps, wanted)[1] for name, maps in others.items()}
+    verbs = {split: len(found) for split, found in wanted.items()}
+    return {"head": head, "verbs": verbs, "shares": shares}
 
 
 ARTICLES = frozenset({"the", "a", "an"})

@@ -118,10 +118,10 @@ def token_batches(
 ) -> list[Tensor]:
     """Group sentences of similar length into batches of at most ``max_tokens`` (§5.1).
 
-    ``lengths (sentences, 2)`` are those of source and target, special symbols included. A batch
-    costs its longest sentence times their number, on either side. Sentences are sorted within
-    pools of ``pool`` batches; ``seed`` and ``epoch`` choose the order. Without ``shuffle`` all
-    are one pool, from short to long. Returns sentence numbers, batch by batch, each in one.
+    ``lengths (sentences, 2)`` are those of source and target, special symbols included; a batch
+    costs its longest sentence times their number. Sentences are sorted within pools of ``pool``
+    batches, in an order of ``seed`` and ``epoch``; without ``shuffle`` all are one pool, from
+    short to long. Returns sentence numbers, batch by batch, each in one.
     """
     lengths = torch.as_tensor(lengths)
     if not len(lengths):
@@ -140,7 +140,7 @@ def token_batches(
         by = (width * (2 * most) + source - target).argsort(stable=True)  # then by the shorter side
         batches += part[by].split(_fill(width[by], max_tokens))
     if shuffle:
-        batches = [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
+        return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
     return batches
 
 

@@ -29,7 +29,8 @@ from annotated_transformer.data.encode import (
 )
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.prepare import prepare
-from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.preparation import Preparation
+from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
 from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
 

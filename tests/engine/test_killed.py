@@ -155,7 +155,11 @@ def log_of(folder: Path) -> list[dict[str, float]]:
 def left(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes], list[dict[str, float]]]:
     """Return the bits of the training, of its best and averaged weights, and its log."""
     tensors, _ = load_tensors(checkpoint_paths(folder)[-1])
-    kept = [folder / "model.safetensors", *sorted((folder / "snapshots").glob("*.safetensors"))]
+    kept = [
+        folder / "model.safetensors",
+        folder / "averaged.safetensors",
+        *sorted((folder / "snapshots").glob("*.safetensors")),
+    ]
     log = [
         {name: row[name] for name in ("update", "epoch", "loss", "rate", "norm", "tokens")}
         for row in log_of(folder)

@@ -24,7 +24,7 @@ from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.data.files import FileError
 from annotated_transformer.data.prepare import prepare
 from annotated_transformer.data.prepared import Preparation, Prepared
-from annotated_transformer.engine import checkpointer, learner, texts, trainer, updater
+from annotated_transformer.engine import checkpointer, learner, setup, texts, trainer, updater
 from annotated_transformer.engine.checkpointer import (
     SaveClock,
     checkpoint_paths,
@@ -73,7 +73,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         files[split] = [(paths[0][0], paths[1][0])]
     data = OPTIONS.data
     made = Preparation(vocabulary=data.vocabulary, max_len=data.max_len)
-    return prepare(folder / "out", files, made, workers=1, say=lambda _: None)
+    return prepare(folder / "out", files, made, workers=1)
 
 
 SHARDED = OPTIONS.replace(corpus="prepared", updates=14, max_tokens=400)
@@ -357,8 +357,9 @@ def test_a_damaged_training_goes_back_to_the_one_before(straight: Trainer, tmp_p
     older, old, new = checkpoint_paths(tmp_path)
     new.write_bytes(new.read_bytes()[:-1])
     old.write_bytes(b"")
-    with pytest.warns(UserWarning, match=rf"{new.name}: damaged .* going back to {older.name}"):
+    with pytest.warns(UserWarning, match=rf"damaged .* going back to {older.name}") as told:
         run = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert [path.name in str(w.message) for path, w in zip((new, old), told, strict=True)] == [1, 1]
     assert run.state.updates == OPTIONS.optim.updates - 2
     assert {path.suffix for path in (tmp_path / "training").iterdir()} == {
         ".damaged", ".safetensors"
@@ -497,7 +498,7 @@ def test_losses_that_are_no_number_are_left_out_but_not_forever(
     with monkeypatch.context() as patch:
         patch.setattr(learner, "update", sometimes)
         run = Trainer(OPTIONS.replace(**running), tmp_path / "a", TEXTS)
-        with pytest.warns(UserWarning, match="left out: update 2, epoch 1, lines"):
+        with pytest.warns(UserWarning, match="left out: update [23], epoch 1, lines"):
             assert run.train(progress=False)
     assert run.learner.schedule.last_epoch == run.state.updates == OPTIONS.optim.updates
     assert [row["skipped"] for row in log_of(tmp_path / "a")] == [2, 0]
@@ -577,6 +578,9 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
         Trainer(OPTIONS.replace(precision="tf32"), tmp_path / "a", TEXTS)
     with pytest.raises(UsageError, match="--sharded: for several processes"):
         Trainer(OPTIONS.replace(sharded=True), tmp_path / "b", TEXTS)
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="--device cuda: PyTorch finds no GPU here"):
+            Trainer(OPTIONS.replace(device="cuda"), tmp_path / "c", TEXTS)
     with pytest.raises(UsageError, match="--clip 0"):
         Trainer(OPTIONS.replace(clip=0.0), tmp_path / "c", TEXTS)
 
@@ -653,6 +657,21 @@ def test_a_run_killed_between_its_first_weights_and_its_first_checkpoint_begins_
     assert run.train(progress=False)
     assert bits_of(tmp_path) == bits_of(straight.folder)
     assert [path.name for path in (tmp_path / "training").iterdir()] == ["00000008.safetensors"]
+
+
+def test_a_run_that_another_process_has_begun_meanwhile_is_left_alone(
+    straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = setup.begin_system
+
+    def slow(*arguments: Any) -> System:
+        shutil.copytree(straight.folder, tmp_path / "t")
+        return real(*arguments)
+
+    monkeypatch.setattr(setup, "begin_system", slow)
+    with pytest.raises(UsageError, match="another process has begun a run there; try again"):
+        Trainer(OPTIONS, tmp_path / "t", TEXTS)
+    assert bits_of(tmp_path / "t") == bits_of(straight.folder)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from annotated_transformer.cli.main import main
+from annotated_transformer.cli.options import Train
+from annotated_transformer.cli.parsing import parse
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.config import load_recipe
 from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.model.transformer import PRESETS
 from annotated_transformer.training.optimizer import rate
-from annotated_transformer.translation.command import Train, main, parse
 from benchmarks.prepare import write_corpus
 
 

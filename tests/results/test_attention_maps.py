@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.collections import QuadMesh
 
 from annotated_transformer.data.grammar import Coreference, Pair, grammar_pairs
+from annotated_transformer.data.verbs import SEPARABLE, verb_of_prefix
 from annotated_transformer.fast.decoding import keep_decoder_weights, start_steps
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import make_model
@@ -24,7 +25,6 @@ from annotated_transformer.results import attention_maps
 from annotated_transformer.results.attention_maps import (
     BEHAVIOURS,
     NOUNS,
-    SEPARABLE,
     Maps,
     alignment_error_rate,
     antecedents,
@@ -47,7 +47,6 @@ from annotated_transformer.results.attention_maps import (
     stacked,
     translations,
     verb_links,
-    verb_of_prefix,
 )
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.translation.tokenizers import BPETokenizer

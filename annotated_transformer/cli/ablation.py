@@ -1,0 +1,127 @@
+"""``ablation``: what beam, length penalty and averaging give, one after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+
+from annotated_transformer.cli.options import Ablation
+from annotated_transformer.cli.output import check_target, command_line, print_result, save_record
+from annotated_transformer.cli.systems import TEST, corpus_of, load_split, prepare_device
+from annotated_transformer.data.corpora import ParallelText
+from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.records import CHOSEN, commit, processor, versions
+from annotated_transformer.engine.system import System, translate_lines
+from annotated_transformer.translation.evaluation import (
+    by_length,
+    paired_bootstrap,
+    protocols,
+    score,
+)
+
+SEARCHES = (  # name, file of weights, beam, alpha
+    ("greedy", WEIGHTS, 1, 0.0),
+    ("beam 4", WEIGHTS, 4, 0.0),
+    ("beam 4, alpha 0.6", WEIGHTS, 4, 0.6),
+    ("beam 4, alpha 0.6, averaged", AVERAGED, 4, 0.6),
+    ("beam 5, alpha 0.6, averaged", AVERAGED, 5, 0.6),
+)
+ALPHAS = (0.2, 0.6, 1.0, 1.4)  # to choose among
+
+
+def run(command: Ablation) -> int:
+    """Translate and score in each way, and write the record."""
+    check_target("--record", command.record)
+    system = load_system(command.model, weights=WEIGHTS)
+    if (corpus := corpus_of(system)) not in TEST:
+        raise UsageError(f"{command.model}: was trained on {corpus}; needs {', '.join(TEST)}")
+    averaged = load_system(command.model, weights=AVERAGED)  # missing: before the first search
+    systems, bar = {WEIGHTS: system, AVERAGED: averaged}, not command.quiet
+    for each in systems.values():
+        prepare_device(each)
+    split, pair = command.split or TEST[corpus], "-".join(system.languages)
+    test = load_split(corpus, pair, split, mirror=command.mirror, bar=bar)
+    steps: list[dict[str, Any]] = []
+    before: list[str] | None = None
+    for name, weights, beam, alpha in SEARCHES:
+        step, before = measure(systems[weights], test, beam, alpha, before, bar=bar)
+        steps.append({"name": name, **step})
+        show_step(steps[-1])
+    if split != "val":  # to choose by what is scored would be no choice
+        valid = load_split(corpus, pair, "val", mirror=command.mirror, bar=bar)
+        found = {alpha: lower_case_bleu(averaged, valid, alpha, bar=bar) for alpha in ALPHAS}
+        best = max(ALPHAS, key=found.__getitem__)
+        step, _ = measure(averaged, test, 5, best, before, bar=bar)
+        steps.append({"name": CHOSEN, "alpha": best, "validation": found, **step})
+        show_step(steps[-1])
+    record = make_record(system, test, steps)
+    save_record(command.record or command.model / "ablation.json", record)
+    return 0
+
+
+def make_record(system: System, test: ParallelText, steps: Sequence[object]) -> dict[str, Any]:
+    """Return the record of an ablation."""
+    return {
+        "kind": "ablation",
+        "command": command_line(),
+        "commit": commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "training": system.training,
+        "corpus": test.name,
+        "split": test.split,
+        "checksums": dict(test.checksums),
+        "versions": versions(),
+        "hardware": {"processor": processor(), "threads": torch.get_num_threads()},
+        "steps": steps,
+    }
+
+
+def measure(
+    system: System,
+    test: ParallelText,
+    beam: int,
+    alpha: float,
+    before: Sequence[str] | None,
+    *,
+    bar: bool = False,
+) -> tuple[dict[str, Any], list[str]]:
+    """Translate in one way; return what goes into the record, and the translations."""
+    start = time.perf_counter()
+    found = translate_lines(system, test.source, beam=beam, alpha=alpha, progress=bar)
+    step: dict[str, Any] = {
+        "seconds": round(time.perf_counter() - start, 1),
+        "scores": score(found, test.target, lowercase=system.lowercase),
+        "protocols": protocols(found, test.target, test.languages[1]),
+        "by_length": by_length(found, test.target, test.source, lowercase=system.lowercase),
+    }
+    step["sha256"] = hashlib.sha256("\n".join(found).encode()).hexdigest()
+    if before is not None:
+        compared = paired_bootstrap(before, found, test.target, lowercase=system.lowercase)
+        step["gain"] = round(compared.second - compared.first, 2)
+        step["interval"] = [round(compared.low, 2), round(compared.high, 2)]
+        step["p"] = round(compared.p, 4)
+    return step, found
+
+
+def lower_case_bleu(
+    system: System, text: ParallelText, alpha: float, *, bar: bool = False
+) -> float:
+    """Return BLEU, tokenised and in lower case, of a beam of 5 with a length penalty."""
+    found = translate_lines(system, text.source, beam=5, alpha=alpha, name=text.split, progress=bar)
+    way = protocols(found, text.target, text.languages[1])["tokenised lower-case"]
+    return float(way["bleu"])
+
+
+def show_step(step: Mapping[str, Any]) -> None:
+    """Print BLEU, and what it gained over the step before."""
+    gain, chosen = "", f" ({step['alpha']})" if "alpha" in step else ""
+    if "gain" in step:
+        low, high = step["interval"]
+        gain = f"{step['gain']:+.2f} ({low:+.2f} to {high:+.2f}, p = {step['p']:.3f})"
+    print_result(f"{step['scores']['bleu']:6.2f}  {step['name'] + chosen:44}{gain}".rstrip())

@@ -1,0 +1,14 @@
+"""``average``: the mean of the last checkpoints of a run."""
+
+from __future__ import annotations
+
+from annotated_transformer.cli.options import Average
+from annotated_transformer.cli.output import log
+from annotated_transformer.engine.checkpoints import AVERAGED, average_system
+
+
+def run(command: Average) -> int:
+    """Write the mean beside the checkpoints."""
+    average_system(command.model, command.last)
+    log(f"wrote {command.model / AVERAGED}; translate and evaluate take it with --averaged")
+    return 0

@@ -1,0 +1,30 @@
+"""``compare``: two translations of one text."""
+
+from __future__ import annotations
+
+from annotated_transformer.cli.options import Compare
+from annotated_transformer.cli.output import print_result
+from annotated_transformer.data.corpora import read_parallel, read_side
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.translation.evaluation import paired_bootstrap
+
+
+def run(command: Compare) -> int:
+    """Print both scores, their difference, and whether it may be chance."""
+    if command.samples < 2:
+        raise UsageError(f"--samples {command.samples}: must be 2 or more")
+    text = read_parallel(command.first, command.references, drop_blank=False)
+    second, *_ = read_side(command.second)  # each file once: it may be a pipe
+    if len(second) != len(text):
+        raise CorpusError(
+            f"{command.second} has {len(second)} lines and {command.references} has {len(text)}; "
+            "line n of one file must translate line n of the other"
+        )
+    found = paired_bootstrap(text.source, second, text.target, samples=command.samples)
+    print_result(
+        f"{command.first}: BLEU {found.first:.2f}\n{command.second}: BLEU {found.second:.2f}\n"
+        f"difference {found.second - found.first:+.2f}, 95 % of {command.samples} draws\n"
+        f"from {found.low:+.2f} to {found.high:+.2f}, p = {found.p:.3f}"
+    )
+    return 0

@@ -1,0 +1,107 @@
+"""What the command prints and writes: messages, results, files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from annotated_transformer.data.files import FileError, write_atomically
+from annotated_transformer.engine.config import UsageError
+
+NAME = "annotated-transformer"
+STANDARD = Path("-")  # the standard input or output
+
+
+def log(text: str) -> None:
+    """Print a message beside the output; where nothing can be printed, nothing is."""
+    if sys.stderr is not None:  # closed by who started us
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def print_error(text: object) -> None:
+    """Print what went wrong, after the command's name."""
+    log(f"{NAME}: {text}")
+
+
+def print_result(text: str) -> None:
+    """Print a line, or several, to the standard output."""
+    write_output(f"{text}\n")
+
+
+def write_output(text: str) -> None:
+    """Write text to the standard output, as UTF-8 whatever the locale, and all of it.
+
+    Raises:
+        FileError: It cannot be written; nothing more will be.
+        BrokenPipeError: Nobody reads on.
+    """
+    try:
+        if sys.stdout is None:
+            raise OSError("it is closed")
+        sys.stdout.flush()
+        stream = getattr(sys.stdout, "buffer", None)
+        if stream is None:  # a notebook's takes text alone
+            sys.stdout.write(text)
+            return
+        data = memoryview(text.encode("utf-8", "surrogateescape"))
+        while data:  # unbuffered, it may take less at a time, on a full disk for instance
+            data = data[stream.write(data) or 0 :]
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        reason = error.strerror or error
+        raise FileError(f"standard output: cannot be written: {reason}") from None
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere, or Python complains at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def check_target(option: str, path: Path | None, *sources: Path) -> None:
+    """Refuse a file to be written that cannot be, or is one of the inputs, before the work.
+
+    Raises:
+        UsageError: The message names the option.
+    """
+    if path is None or path == STANDARD:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder; name a file")
+    for source in sources:
+        if path.exists() and source.exists() and path.samefile(source):
+            raise UsageError(f"{option} {path}: is the input, too; name another file")
+    place = next(parent for parent in path.absolute().parents if parent.exists())
+    if not place.is_dir():
+        raise UsageError(f"{option} {path}: {place} is a file, not a folder")
+    if not path.exists() and not os.access(place, os.W_OK):
+        raise UsageError(f"{option} {path}: nothing may be written in {place}")
+
+
+def save_record(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a record as JSON."""
+    write_atomically(path, (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def show_scores(scores: Mapping[str, Any], title: str) -> None:
+    """Print scores with their signatures."""
+    print_result(
+        f"{title}, {scores['sentences']} sentences\n"
+        f"  {scores['bleu_detail']}\n    {scores['bleu_signature']}\n"
+        f"  chrF2 = {scores['chrf']}\n    {scores['chrf_signature']}"
+    )
+
+
+def command_line() -> str:
+    """Return the command that this process was started with."""
+    return shlex.join([NAME, *sys.argv[1:]])

@@ -1,0 +1,35 @@
+"""``plot``: the log of a run as a picture."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+
+from annotated_transformer.cli.options import Plot
+from annotated_transformer.cli.output import check_target, log
+from annotated_transformer.data.files import write_atomically
+from annotated_transformer.engine.checkpointer import read_state
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.journal import read_journal
+from annotated_transformer.engine.log_figure import log_figure
+
+
+def run(command: Plot) -> int:
+    """Draw what the run has logged so far."""
+    path = command.output or command.model / "training.svg"
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise UsageError(f"--output {path}: must end with .svg, .png or .pdf")
+    check_target("--output", path)
+    try:
+        journal = read_journal(command.model / "log.jsonl")
+    except FileNotFoundError:
+        raise UsageError(f"{command.model}: no log here (log.jsonl is missing)") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    state = read_state(command.model)
+    curve = [] if state is None else [asdict(point) for point in state.curve]
+    picture = io.BytesIO()
+    log_figure(journal, curve, command.model.name).savefig(picture, format=path.suffix[1:])
+    write_atomically(path, picture.getvalue())
+    log(f"wrote {path}")
+    return 0

@@ -1,0 +1,176 @@
+"""``train``: learn a system from a corpus, or go on learning."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from annotated_transformer.cli.options import Train
+from annotated_transformer.cli.output import (
+    NAME,
+    check_target,
+    command_line,
+    log,
+    print_error,
+    save_record,
+    show_scores,
+)
+from annotated_transformer.cli.systems import TEST, load_split, test_split
+from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
+from annotated_transformer.data.overlap import corpus_warnings
+from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
+from annotated_transformer.engine.config import DataOptions, Options, UsageError, defaults, flag
+from annotated_transformer.engine.devices import describe_rate
+from annotated_transformer.engine.records import make_record
+from annotated_transformer.engine.system import translate_lines
+from annotated_transformer.engine.texts import Texts
+from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.fast.products import Products, prepare_cpu
+from annotated_transformer.training.distributed import process_group
+from annotated_transformer.translation.evaluation import score
+
+
+def run(command: Train) -> int:
+    """Train, score, and write the record; under torchrun, in several processes."""
+    options, bar = command.options, not command.quiet
+    check_target("--record", command.record)
+    with contextlib.ExitStack() as stack:
+        try:
+            world = stack.enter_context(process_group())
+        except ValueError as error:  # torchrun's variables
+            raise UsageError(str(error)) from None
+        texts = world.main_first(lambda: load_texts(options.data, bar))
+        if isinstance(texts, Prepared):
+            options = prepared_options(options, texts, command.recipe)
+        folder = command.out or default_folder(options)
+        products = prepare_cpu()
+        trainer = Trainer(options, folder, texts, world)
+        if world.main:
+            introduce(trainer, texts, products)
+        finished = trainer.train(progress=bar)
+    stopped = trainer.stopped
+    if not world.main:
+        return 0 if stopped is None else 128 + stopped
+    log(pace(trainer))
+    if not finished:
+        how = "stopped" if stopped is None else "interrupted"
+        done = trainer.state.updates
+        print_error(f"{how} after update {done}; the same command goes on from there")
+        return 0 if stopped is None else 128 + stopped
+    scores = score_run(trainer, texts, bar)
+    path = command.record or folder / "record.json"
+    record = make_record(
+        trainer.system,
+        trainer.state,
+        scores,
+        command_line(),
+        pairs=len(trainer.pairs),
+        processes=world.size,
+    )
+    save_record(path, record)
+    log(f"the system is in {folder}, the record of its run in {path}")
+    log(f"next: {NAME} translate {shlex.quote(str(folder))} FILE")
+    return 0
+
+
+def default_folder(options: Options) -> Path:
+    """Return where checkpoints go unless ``--out`` says otherwise."""
+    model = options.model
+    kind = model.preset if model.architecture == "transformer" else model.architecture
+    return Path("runs") / f"{options.data.corpus}-{options.data.pair}-{kind}"
+
+
+def load_texts(data: DataOptions, bar: bool) -> Texts:
+    """Load training and validation text, and say what is odd about them."""
+    if data.prepared is not None:
+        return Prepared(data.prepared)
+    if data.corpus == "files":
+        assert data.train_files is not None
+        assert data.valid_files is not None
+        pair = language_codes(data.pair)
+        train = read_parallel(*data.train_files, languages=pair)
+        valid = read_parallel(*data.valid_files, languages=pair, split="val")
+    else:
+        train = load_split(
+            data.corpus, data.pair, "train", mirror=data.mirror, size=data.size, bar=bar
+        )
+        valid = load_split(data.corpus, data.pair, "val", mirror=data.mirror, bar=bar)
+    if data.corpus != "grammar":  # its short sentences recur by chance
+        for warning in corpus_warnings(train, {"val": valid}):
+            log(warning)
+    return (train if data.size is None else train.head(data.size)), valid
+
+
+def prepared_options(options: Options, corpus: Prepared, recipe: str | None = None) -> Options:
+    """Return the options with what was decided when the corpus was prepared.
+
+    Raises:
+        UsageError: Something else was asked for.
+    """
+    data = options.data
+    if data.size is not None:
+        raise UsageError("--size: not for a prepared corpus; prepare another")
+    pair = "-".join(corpus.languages)
+    said = {"recipe": recipe, "corpus": "prepared", "pair": pair, "preset": options.model.preset}
+    usual = defaults(said).data
+    names = ("pair", "tokenizer", "vocabulary", "max_len")
+    decided = {name: getattr(corpus.options, name) for name in names}
+    for name, value in decided.items():
+        if (given := getattr(data, name)) not in (value, getattr(usual, name)):
+            raise UsageError(f"{flag(name)} {given}: {corpus.folder} was prepared with {value}")
+    return options.replace(**decided)
+
+
+def introduce(trainer: Trainer, texts: Texts, products: Products) -> None:
+    """Say what is going to happen."""
+    for text in () if isinstance(texts, Prepared) else texts:
+        if report := text.report():
+            log(f"{text.name} {text.split}: {report}")
+    if trainer.world.device.type == "cpu":
+        log(str(products))
+    if trainer.world.size > 1:
+        log(f"{trainer.world.size} processes")
+    log(f"{len(trainer.pairs)} sentence pairs, checkpoints in {trainer.folder}")
+
+
+def pace(trainer: Trainer) -> str:
+    """Say how fast a run is, how long the whole of it takes at this pace, and how good it is."""
+    state, updates = trainer.state, trainer.options.optim.updates
+    seconds = max(state.update_seconds, 1e-9)
+    each = seconds / max(1, state.updates)
+    rate = f", {describe_rate(state.flops / seconds, trainer.learner.peak)}" if state.flops else ""
+    loss = "" if state.best is None else f"; validation loss {state.best:.4f}"
+    return (
+        f"{state.updates} updates of {each:.2f} seconds, {state.tokens / seconds:.0f} target "
+        f"tokens a second{rate}; {updates} take {timedelta(seconds=round(each * updates))}{loss}"
+    )
+
+
+def test_text(trainer: Trainer, texts: Texts, bar: bool) -> ParallelText:
+    """Return the text that a run is scored on."""
+    data = trainer.options.data
+    if isinstance(texts, Prepared):
+        return texts.text(test_split(texts))
+    if data.corpus not in TEST:
+        return texts[1]
+    return load_split(data.corpus, data.pair, TEST[data.corpus], mirror=data.mirror, bar=bar)
+
+
+def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:
+    """Score the best weights, and the mean of the last where that was asked for."""
+    test, scores = test_text(trainer, texts, bar), {}
+    weights = {test.split: WEIGHTS}
+    if trainer.options.optim.average:
+        weights[f"{test.split}, averaged"] = AVERAGED
+    for name, file in weights.items():
+        system = load_system(trainer.folder, weights=file)
+        system.model.to(trainer.world.device)
+        label = f"{test.name} {test.split}"
+        found = translate_lines(system, test.source, name=label, progress=bar)
+        scores[name] = score(found, test.target, lowercase=system.lowercase)
+        show_scores(scores[name], f"{trainer.options.data.corpus} {name}, greedy")
+    return scores

@@ -1,0 +1,111 @@
+"""``evaluate`` and ``compare``."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+from annotated_transformer.cli import systems
+from annotated_transformer.cli.main import main
+from annotated_transformer.data.corpora import load_corpus
+from tests.cli.command import Capture, fails, write
+
+
+def test_evaluate_two_files(tmp_path: Path, capsys: Capture) -> None:
+    is_ = ["a small dog sleeps in it .", "", "yes"]
+    should = ["the small dog sleeps in it .", "", "y"]
+    files = [write(tmp_path / "is", is_), write(tmp_path / "should", should)]
+    assert main(["evaluate", "--hypotheses", files[0], "--references", files[1]]) == 0
+    out = capsys.readouterr().out
+    assert f"BLEU = {sacrebleu.corpus_bleu(is_, [should]).score:.2f}" in out
+    assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in out
+    write(tmp_path / "is", is_[1:])
+    words = ("evaluate", "--hypotheses", files[0], "--references", files[1])
+    assert "line 3 has no partner" in fails(capsys, *words)
+    write(tmp_path / "is", [])
+    assert "is: the file is empty" in fails(capsys, *words)
+    page = write(tmp_path / "page", ["<!DOCTYPE html>", "<p>404</p>"])
+    words = ("evaluate", "--hypotheses", page, "--references", page)
+    assert "page: an HTML page" in fails(capsys, *words)
+
+
+def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    words = ["evaluate", str(trained), "--corpus", "grammar", "--quiet"]
+    assert main([*words, "--split", "val", "--beam", "1"]) == 0
+    assert "grammar val, greedy, 4 sentences" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "grammar test, beam 4, alpha 0.6, 4 sentences" in capsys.readouterr().out
+    assert "no split 'nope'" in fails(capsys, *words, "--split", "nope")
+    assert "--corpus files: choose among" in fails(capsys, "evaluate", trained)
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--beam 0", "--beam 0: must be at least 1"),
+        ("--beam 100000", "--beam 100000: must be at most"),
+        ("--alpha -1", "--alpha -1.0: must be from 0 to 10"),
+        ("--alpha nan", "--alpha nan: must be from 0 to 10"),
+        ("--alpha inf", "--alpha inf: must be from 0 to 10"),
+        ("--alpha much", "--alpha"),
+    ],
+)
+def test_searches_out_of_range(option: str, expected: str, trained: Path, capsys: Capture) -> None:
+    for command in ("translate", "evaluate"):
+        assert expected in fails(capsys, command, trained, *option.split())
+
+
+def test_evaluate_in_several_ways(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    words = ["evaluate", str(trained), "--corpus", "grammar", "--quiet", "--protocols"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "tokenised, compounds split" in out
+    assert out.count("nrefs:1|") == 6
+    files = [write(tmp_path / name, ["a dog sleeps here .", "yes ."]) for name in "ab"]
+    words = ["evaluate", "--hypotheses", files[0], "--references", files[1], "--protocols"]
+    assert "--language" in fails(capsys, *words)
+    assert "--language tlh: --protocols of two" in fails(capsys, *words, "--language", "tlh")
+    assert main([*words, "--language", "en"]) == 0
+    assert "100.00  tokenised lower-case" in capsys.readouterr().out
+
+
+def test_compare(tmp_path: Path, capsys: Capture) -> None:
+    lines = [f"the dog number {i} sleeps in the garden ." for i in range(30)]
+    worse = [line.replace("garden", "kitchen") for line in lines]
+    first, second, gold = (
+        write(tmp_path / name, text) for name, text in (("1", worse), ("2", lines), ("3", lines))
+    )
+    assert main(["compare", first, second, "--references", gold, "--samples", "50"]) == 0
+    out = capsys.readouterr().out
+    assert f"{second}: BLEU 100.00" in out
+    assert "difference +" in out
+    short = write(tmp_path / "4", lines[:3])
+    assert "3 lines" in fails(capsys, "compare", first, short, "--references", gold)
+    assert "--samples 1" in fails(
+        capsys, "compare", first, second, "--references", gold, "--samples", "1"
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_files_may_be_pipes(tmp_path: Path, capsys: Capture) -> None:
+    lines = [f"the dog number {i} sleeps in the garden ." for i in range(9)]
+    pipes = [tmp_path / name for name in ("first", "second", "references")]
+
+    def run(command: str, *paths: Path) -> None:
+        for path in paths:
+            os.mkfifo(path)
+            threading.Thread(target=write, args=(path, lines), daemon=True).start()
+        assert main([*command.split(), "--references", str(paths[-1])]) == 0
+        for path in paths:
+            path.unlink()
+
+    run(f"evaluate --hypotheses {pipes[0]}", pipes[0], pipes[2])
+    assert "BLEU = 100.00" in capsys.readouterr().out
+    run(f"compare {pipes[0]} {pipes[1]} --samples 9", *pipes)
+    assert "difference +0.00" in capsys.readouterr().out

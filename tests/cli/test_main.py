@@ -1,0 +1,149 @@
+"""The command line, as a user meets it: help, one-line errors, a status."""
+
+import errno
+import io
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from annotated_transformer.cli import translate
+from annotated_transformer.cli.main import main
+from annotated_transformer.cli.parsing import unboxed
+from tests.cli.command import Capture, fails
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["train"],
+        ["translate"],
+        ["evaluate"],
+        ["average"],
+        ["compare"],
+        ["ablation"],
+        ["prepare"],
+        ["plot"],
+    ],
+)
+def test_help_is_for_newcomers(words: list[str], capsys: Capture) -> None:
+    assert main([*words, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "{None}" not in out
+    if not words:
+        assert all(name in out for name in ("train", "translate", "evaluate", "plot", "prepare"))
+
+
+def test_every_option_has_a_help(capsys: Capture) -> None:
+    main(["train", "--help"])
+    out = capsys.readouterr().out
+    for option in re.findall(r"^│ (--[a-z-]+)", out, re.M):
+        after = out.split(f"│ {option}", 1)[1].replace("\n", " ")
+        assert re.match(r"[^│]*(│ +│)? *[A-Za-z]", after), option
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", "train, translate, evaluate, compare, ablation, average, plot, prepare"),
+        ("trian", "trian"),
+        ("train --preset huge", "'huge'"),
+        ("train --layers many", "--layers"),
+        ("train --model perceptron", "'transformer', 'rnn', 'rnn-attention', 'rnn-dot', 'conv"),
+        ("train --model rnn --norm pre", "--norm: not for --architecture rnn"),
+        ("train --model convolution --preset base", "--preset: not for --architecture conv"),
+        ("train --model rnn-dot --dropout 1", "--dropout 1.0: must be at least 0 and below 1"),
+        ("train --model rnn --heads 4", "--heads: not for --architecture rnn"),
+        ("train --layers", "--layers"),
+        ("train --no-such-option 3", "--no-such-option"),
+        ("translate", "translate"),
+        ("train --corpus wmt99", "--corpus wmt99: choose among grammar, multi30k, iwslt2014"),
+        ("train --corpus wmt14", "too large for memory; prepare it"),
+        ("train --updates 0", "--updates 0: must be at least 1"),
+        ("train --pair de-fr", "de-fr"),
+        ("train --corpus files", "--train-files"),
+        ("train --corpus files --pair de --train-files a b --valid-files a b", "--pair 'de'"),
+        (
+            "prepare p --pair de-/../../x --train-files a b --valid-files a b",
+            "--pair 'de-/../../x'",
+        ),
+        (
+            "prepare p --pair de-de --train-files a b --valid-files a b",
+            "give two different languages",
+        ),
+        ("evaluate --hypotheses a --references b --beam 5", "--beam: is for a system"),
+        ("evaluate --hypotheses a --references b --split val", "--split: is for a system"),
+        ("evaluate --hypotheses a --references b --averaged", "--averaged: is for a system"),
+        ("evaluate", "--hypotheses"),
+        ("translate nowhere", "nowhere: no checkpoint here"),
+        ("train --corpus prepared", "--prepared FOLDER go together"),
+        ("train --corpus grammar --prepared p", "go together"),
+        ("train --prepared p --corpus grammar", "go together"),
+        ("train --prepared nowhere", "nowhere: not prepared"),
+        ("prepare p", "--train-files"),
+        ("prepare p --corpus grammar --train-files a b", "brings its files: give no others"),
+        ("prepare p --corpus wmt99", "--corpus wmt99: choose among files, grammar"),
+        ("prepare p --corpus multi30k --pair de-xx", "no language pair 'de-xx'"),
+        ("prepare p --vocabulary 0", "--vocabulary 0"),
+        ("prepare p --max-len 70000", "--max-len 70000"),
+        ("prepare p --workers 0", "--workers 0"),
+        ("train --train-files a b", "--corpus files: give --train-files and --valid-files"),
+        ("train --train-files a b --valid-files c d", "a: no such file"),
+        ("train --corpus multi30k --train-files a b", "--train-files: for --corpus files"),
+        ("train --corpus grammar --mirror m", "--mirror: --corpus grammar needs no download"),
+        ("train --mirror m", "--mirror: --corpus grammar needs no download"),
+        ("prepare p --corpus grammar --mirror m", "--mirror: --corpus grammar needs no download"),
+        ("evaluate --hypotheses a --references b --language de", "--language: is for --protocols"),
+        ("evaluate m --language de", "--language: is for two files"),
+        ("evaluate m --averaged --best", "--averaged or --best, not both"),
+        ("train --recipe multi", "--recipe multi: no file, nor one of"),
+        ("train --out=", "--out=: is empty"),
+        ("train --udpates 3", "--updates? see annotated-transformer train --help"),
+        ("translate m --baem 3", "--beam? see annotated-transformer translate --help"),
+        ("prepare p --train-files a b --valid-files a b", "a: no such file"),
+    ],
+)
+def test_wrong_options_are_one_line(line: str, expected: str, capsys: Capture) -> None:
+    assert expected in fails(capsys, *line.split())
+
+
+def test_a_terminal_of_few_signs_gets_the_same_line(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", "--modle", "rnn"]
+    line = fails(capsys, *words)
+    told = ": Unrecognized options: --modle, rnn; see annotated-transformer train --help"
+    assert line.endswith(told)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_an_unknown_box_is_still_a_line() -> None:
+    assert unboxed("") == "these options are not understood; see annotated-transformer --help"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "expected"),
+    [
+        (BrokenPipeError(), 0, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "output: No space left on device"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (FloatingPointError("the loss is nan"), 2, "the loss is nan"),
+    ],
+)
+def test_what_ends_a_command(
+    error: BaseException,
+    status: int,
+    expected: str,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(translate, "open_system", fail)
+    assert main(["translate", "m"]) == status
+    assert capsys.readouterr().err == (f"annotated-transformer: {expected}\n" if expected else "")

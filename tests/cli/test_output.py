@@ -1,0 +1,109 @@
+"""What is written is whole and UTF-8, or an error; nothing is overwritten by mistake."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from annotated_transformer.cli.main import main
+from annotated_transformer.cli.output import check_target, log, write_output
+from annotated_transformer.data.files import FileError
+from annotated_transformer.engine.config import UsageError
+from tests.cli.command import Capture, fails, write
+
+WRITE = """
+import sys
+from annotated_transformer.cli import main, output
+main.run = lambda words: output.write_output("\\u00dcbung \\u53e5\\u5b50\\n" * int(words[0])) or 0
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_an_error(unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", WRITE, "20000"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment)
+    told = b"standard output: cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, b"annotated-transformer: " + told)
+
+
+class Slow(io.RawIOBase):
+    """A stream that takes seven bytes at a time, as a disk that fills up does."""
+
+    def __init__(self, room: int) -> None:
+        self.data, self.room = b"", room
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
+        taken = bytes(data[: min(7, self.room - len(self.data))])
+        if not taken:
+            raise OSError(28, "No space left on device")
+        self.data += taken
+        return len(taken)
+
+
+def test_short_writes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Übung macht den Meister\n" * 5
+    for room in (1000, 50):
+        slow = Slow(room)
+        stream = io.TextIOWrapper(slow, encoding="ascii", write_through=True)  # type: ignore[type-var]
+        monkeypatch.setattr(sys, "stdout", stream)
+        if room == 1000:
+            write_output(text)
+            assert slow.data == text.encode()
+        else:
+            with pytest.raises(FileError, match="standard output: cannot be written: No space"):
+                write_output(text)
+
+
+def test_output_is_utf8_whatever_the_locale() -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", WRITE, "2"]
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert done.stdout == "Übung 句子\n".encode() * 2
+
+
+def test_nobody_reads_on() -> None:
+    command = f"'{sys.executable}' -c '{WRITE}' 100000 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == "Übung 句子\n"
+
+
+def test_closed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(FileError, match="standard output: cannot be written: it is closed"):
+        write_output("x")
+    monkeypatch.setattr(sys, "stderr", None)
+    log("nothing")
+    assert main(["trian"]) == 2
+
+
+def test_the_input_is_not_overwritten(tmp_path: Path, capsys: Capture) -> None:
+    path = write(tmp_path / "f", ["gut"])
+    (tmp_path / "link").symlink_to(path)
+    for name in (path, str(tmp_path / "link")):
+        line = fails(capsys, "translate", "m", path, "-o", name)
+        assert f"--output {name}: is the input, too" in line
+    assert Path(path).read_text() == "gut\n"
+
+
+def test_a_target_is_checked_before_the_work(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    check_target("--record", tmp_path / "new" / "record.json")
+    with pytest.raises(UsageError, match=r"--record .*: is a folder; name a file"):
+        check_target("--record", tmp_path)
+    with pytest.raises(UsageError, match="is a file, not a folder"):
+        check_target("--record", file / "record.json")
+    assert "--record" in fails(capsys, "train", "--record", tmp_path)
+    assert "--record" in fails(capsys, "ablation", "m", "--record", tmp_path)
+    assert "--output" in fails(capsys, "translate", "m", "-o", tmp_path)

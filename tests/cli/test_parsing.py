@@ -1,0 +1,1 @@
+"""From words to options, before anything heavy is loaded."""

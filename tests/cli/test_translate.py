@@ -1,0 +1,164 @@
+"""``translate``: files, streams, and what cannot be written."""
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from annotated_transformer.cli import translate
+from annotated_transformer.cli.main import main
+from annotated_transformer.engine.checkpoints import load_system, load_tensors, save_tensors
+from annotated_transformer.engine.system import System, translate_lines
+from tests.cli.command import Capture, fails, write
+
+
+def test_translate_files_and_standard_input(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '\nDer Hund schläft.\n\nEr sagt "ja"\tund geht.\r\n'
+    (tmp_path / "in.txt").write_bytes(text.encode())
+    out = tmp_path / "deep/out.txt"
+    assert main(["translate", str(trained), str(tmp_path / "in.txt"), "-o", str(out)]) == 0
+    lines = out.read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 5
+    assert lines[0] == lines[2] == lines[4] == ""
+    for content in (text, text.rstrip(), "\ufeff" + text):
+        stream = io.TextIOWrapper(io.BytesIO(content.encode()))
+        monkeypatch.setattr(sys, "stdin", stream)
+        capsys.readouterr()
+        assert main(["translate", str(trained)]) == 0
+        assert capsys.readouterr().out.split("\n") == lines
+    assert [path.name for path in out.parent.iterdir()] == ["out.txt"]
+
+
+def test_translate_nothing(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "in.txt").write_bytes(b"")
+    capsys.readouterr()
+    assert main(["translate", str(trained), str(tmp_path / "in.txt")]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_bad_standard_input(
+    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for data, expected in (
+        (b"gut\nf\xfcr\n", "standard input, line 2: byte 2 (0xfc) is not valid UTF-8"),
+        (b"\n\n" + b"wort " * 300, "standard input, line 3: "),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert expected in fails(capsys, "translate", trained)
+
+
+def test_a_terminal_is_told_what_to_do(
+    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(b""))
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert main(["translate", str(trained)]) == 0
+    assert "Ctrl-D" in capsys.readouterr().err
+
+
+def test_bad_input_writes_no_output(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "in.txt").write_bytes(b"gut\n\xff\n")
+    (tmp_path / "out.txt").write_text("old")
+    words = ("translate", trained, tmp_path / "in.txt", "-o", tmp_path / "out.txt")
+    assert "in.txt, line 2: byte 1" in fails(capsys, *words)
+    write(tmp_path / "in.txt", ["gut", "wort " * 300])
+    assert "in.txt, line 2: " in fails(capsys, *words)
+    assert "no such file" in fails(capsys, "translate", trained, tmp_path / "none", "-o", "x")
+    assert (tmp_path / "out.txt").read_text() == "old"
+    assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_a_damaged_system(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    path = tmp_path / "copy/model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert f"{path}: damaged" in fails(capsys, "translate", tmp_path / "copy", path)
+    (tmp_path / "copy/tokenizer.json").write_text("{}")
+    assert "tokenizer.json: " in fails(capsys, "translate", tmp_path / "copy", path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_is_full(trained: Path, texts: list[str], capsys: Capture) -> None:
+    line = fails(capsys, "translate", trained, texts[4], "-o", "/dev/full", "--quiet")
+    assert "/dev/full: cannot be written: No space left on device" in line
+    assert not Path("/dev/full").is_file()
+
+
+def test_translate_with_a_beam(trained: Path, texts: list[str], capsys: Capture) -> None:
+    found = []
+    for words in ([], ["--beam", "4", "--alpha", "0.6"], ["--beam", "1"], ["--beam", "3"]):
+        assert main(["translate", str(trained), texts[1], *words]) == 0
+        found.append(capsys.readouterr().out)
+    lines = Path(texts[1]).read_text(encoding="utf-8").splitlines()
+    system = load_system(trained)
+    assert found[0] == found[1] == "".join(f"{t}\n" for t in translate_lines(system, lines, beam=4))
+    assert found[2] == "".join(f"{t}\n" for t in translate_lines(system, lines))
+
+
+def mean(folder: Path) -> dict[str, list[float]]:
+    """Return the averaged weights of a run."""
+    tensors, _ = load_tensors(folder / "averaged.safetensors")
+    return {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
+
+
+def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    whole = mean(folder)
+    assert main(["average", str(folder), "--last", "1"]) == 0
+    assert "--averaged" in capsys.readouterr().err
+    assert mean(folder) != whole
+    assert main(["average", str(folder)]) == 0
+    assert mean(folder) == whole
+    assert "2 snapshots were kept, 3 are" in fails(capsys, "average", folder, "--last", "3")
+    shutil.rmtree(folder / "snapshots")
+    assert "kept no snapshots to average" in fails(capsys, "average", folder)
+    (folder / "model.safetensors").unlink()
+    text = write(tmp_path / "in", ["Der Hund schläft ."])
+    assert "model.safetensors" in fails(capsys, "translate", folder, text)
+    assert main(["translate", str(folder), text, "--averaged"]) == 0
+    words = ["evaluate", str(folder), "--averaged", "--corpus", "grammar", "--split", "val"]
+    assert main([*words, "--quiet"]) == 0
+
+
+def test_the_better_weights_are_taken(
+    trained: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    tensors, header = load_tensors(folder / "model.safetensors")
+    zeros = {name: tensor * 0 for name, tensor in tensors.items()}
+    found: list[bool] = []
+
+    def watched(system: System, lines: list[str], **_: object) -> list[str]:
+        found.append(not any(parameter.any() for parameter in system.model.parameters()))
+        return lines
+
+    monkeypatch.setattr(translate, "translate_lines", watched)
+    for loss in (header["valid_loss"] - 1, header["valid_loss"] + 1):
+        save_tensors(folder / "averaged.safetensors", zeros, {**header, "valid_loss": loss})
+        for option in ([], ["--averaged"], ["--best"]):
+            assert main(["translate", str(folder), texts[4], *option]) == 0
+    assert found == [True, True, False, False, True, False]
+
+
+def test_a_dash_is_the_standard_output(
+    trained: Path,
+    texts: list[str],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for option in ([], ["-o", "-"]):
+        assert main(["translate", str(trained), texts[4], "--beam", "1", *option]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1]
+    assert found[0].count("\n") == 5
+    assert list(tmp_path.iterdir()) == []
