@@ -52,11 +52,7 @@ def digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-    """Save tensors, and JSON data in the header, atomically, with a digest of both.
-
-    Raises:
-        FileError: The file cannot be written; what was there before is untouched.
-    """
+    """Save tensors, and JSON data in the header, atomically, with a digest of both."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(dict(data))
     # One entry: safetensors writes several in an order that changes from run to run.
@@ -67,11 +63,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[
 def load_tensors(
     path: str | Path, *, verify: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load what :func:`save_tensors` saved; the tensors are read when they are used.
-
-    Args:
-        path: The file.
-        verify: Compare the digest, which reads everything.
+    """Load what :func:`save_tensors` saved; without ``verify``, tensors are read when used.
 
     Raises:
         CheckpointError: The file is missing, cut off or altered.
@@ -129,11 +121,7 @@ def seal(data: Mapping[str, Any]) -> bytes:
 
 
 def save_description(system: System, folder: str | Path) -> None:
-    """Write configuration and tokenizers: all but the weights.
-
-    Raises:
-        FileError: A file cannot be written.
-    """
+    """Write configuration and tokenizers: all but the weights."""
     folder = Path(folder)
     names = ("tokenizer.json",) if system.shared else ("source.json", "target.json")
     for name, tokenizer in zip(names, system.tokenizers, strict=False):
@@ -244,11 +232,7 @@ def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Pat
 
 
 def best_weights(folder: str | Path) -> str:
-    """Return which weights to take: the averaged ones, where they have the lower validation loss.
-
-    Raises:
-        CheckpointError: A file is there and cannot be read.
-    """
+    """Return which weights to take: the averaged ones, if they have the lower validation loss."""
     losses = {}
     for name in (WEIGHTS, AVERAGED):
         if (path := Path(folder) / name).exists():
@@ -271,17 +255,10 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the mean of the weights in several files (§6.1).
-
-    Args:
-        paths: Files of weights of one run.
-
-    Returns:
-        The mean of each tensor, in its own type, and the data in the header of the last file.
+    """Return the mean of the weights in some files of one run (§6.1), and the last one's header.
 
     Raises:
-        CheckpointError: A file is damaged, has other tensors than the others, or was trained
-            with another tokenizer.
+        CheckpointError: A file is damaged, or has other tensors or tokenizers than the others.
         ValueError: There is no file.
     """
     if not paths:

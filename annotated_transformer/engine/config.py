@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -185,16 +186,6 @@ class Options:
         return found
 
 
-def from_described(described: Mapping[str, Any]) -> Options:
-    """Return the options of a description; those that it does not name have their defaults.
-
-    Raises:
-        TypeError: A value is of a wrong type, or its name is unknown.
-    """
-    options = Options().replace(**described)
-    return from_dict(Options, {g.name: vars(getattr(options, g.name)) for g in fields(options)})
-
-
 def flag(name: str) -> str:
     """Return an option as it is typed."""
     return f"--{name.replace('_', '-')}"
@@ -202,22 +193,17 @@ def flag(name: str) -> str:
 
 # --- limits ----------------------------------------------------------------------------------
 
-Holds = Callable[[float, float], bool]
-LIMITS: Mapping[str, tuple[str, Holds]] = {  # of numbers: how each is worded, and what holds
-    "least": ("at least {}", lambda value, limit: value >= limit),
-    "above": ("above {}", lambda value, limit: value > limit),
-    "most": ("at most {}", lambda value, limit: value <= limit),
-    "below": ("below {}", lambda value, limit: value < limit),
+LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {  # words, and what holds
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
 }
 CORPORA = ("grammar", "multi30k", "iwslt2014", "iwslt2016", "iwslt2017", "files", "prepared")
 
 
 def check(options: Options) -> None:
-    """Refuse values that cannot work, before anything else is done.
-
-    Raises:
-        UsageError: The message names the option.
-    """
+    """Raise UsageError, naming the option, for values that cannot work, before all else."""
     for group in fields(options):
         check_group(getattr(options, group.name))
     if options.data.corpus == "wmt14":
@@ -248,16 +234,12 @@ def check_group(group: Any) -> None:
             continue
         holds = all(LIMITS[key][1](value, limit) for key, limit in limits)
         if not (holds and math.isfinite(value)):
-            words = " and ".join(LIMITS[key][0].format(limit) for key, limit in limits)
+            words = " and ".join(f"{LIMITS[key][0]} {limit}" for key, limit in limits)
             raise UsageError(f"{name} {value}: must be {words}")
 
 
 def check_sources(data: DataOptions) -> None:
-    """Refuse a corpus without its files, and files without their corpus.
-
-    Raises:
-        UsageError: The message names the option.
-    """
+    """Raise UsageError for a corpus without its files, and for files without their corpus."""
     if (data.corpus == "prepared") != (data.prepared is not None):
         raise UsageError("--corpus prepared and --prepared FOLDER go together")
     files = [name for name in ("train_files", "valid_files") if getattr(data, name) is not None]
@@ -362,11 +344,7 @@ def defaults(said: Mapping[str, Any]) -> Options:
 
 
 def choose(said: Mapping[str, Any]) -> Options:
-    """Return the options that were given, checked; the rest is as :func:`defaults` has it.
-
-    Raises:
-        UsageError: An option cannot work; the message names it.
-    """
+    """Return the options that were given, checked; the rest is as :func:`defaults` has it."""
     own = {name: value for name, value in said.items() if name != "recipe"}
     options = defaults(said).replace(**own)
     check(options)

@@ -25,14 +25,7 @@ from annotated_transformer.training.optimizer import make_adam, noam_schedule
 
 
 class Learner:
-    """A model with all that changes its weights.
-
-    Args:
-        system: Its model is moved to the device.
-        options: How it learns.
-        world: The processes that learn together.
-        precision: In which it is computed, and where.
-        compiler: Backend of ``torch.compile``, where the options want it compiled.
+    """A model with all that changes its weights, on the device of the precision.
 
     Attributes:
         replica: The loss of the model, connected with those of other processes.

@@ -104,9 +104,6 @@ class PreciseLoss(nn.Module):
         model: Its parameters are this module's.
         precision: Of the forward pass.
         compiler: Backend of ``torch.compile``, such as ``"inductor"``; not compiled unless given.
-
-    Raises:
-        ValueError: There is a compiler, and the fast layer cannot take the model over.
     """
 
     def __init__(

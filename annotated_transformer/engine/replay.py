@@ -13,7 +13,7 @@ from annotated_transformer.engine.checkpoints import (
     load_tensors,
     load_weights,
 )
-from annotated_transformer.engine.config import from_described
+from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import grad_norm
@@ -37,7 +37,7 @@ def replay(path: Path) -> tuple[float, float]:
     own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     load_weights(system.model, own, path)
     try:
-        optim, scale = from_described(data["options"]).optim, float(data["scale"])
+        optim, scale = Options().replace(**data["options"]).optim, float(data["scale"])
         torch.set_rng_state(tensors["random.0"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise damaged(path, error) from None

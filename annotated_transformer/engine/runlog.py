@@ -22,13 +22,7 @@ from annotated_transformer.training.loop import Progress
 
 
 def update_flops(config: Architecture, vocabulary: int, lengths: Sequence[Sequence[int]]) -> int:
-    """Return the operations of an update; 0 for architectures for which there is no count.
-
-    Args:
-        config: Sizes of the model.
-        vocabulary: Number of target tokens.
-        lengths: Source and target length of each of its pairs.
-    """
+    """Return the operations of an update of pairs of some lengths; 0 where there is no count."""
     if not isinstance(config, ModelConfig):
         return 0
     sources, targets = zip(*lengths, strict=True)
@@ -58,11 +52,7 @@ class RunLog:
         self.path, self.journal, self.bar = path, journal, bar
 
     def write(self, state: TrainState, **numbers: float | None) -> None:
-        """Add a line to the log.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
+        """Add a line to the log."""
         try:
             if self.journal is not None:
                 self.journal.write(state.updates, epoch=state.epoch + 1, **numbers)

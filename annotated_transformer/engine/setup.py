@@ -52,11 +52,7 @@ def begin_system(options: Options, texts: Texts) -> System:
 
 
 def reopen_system(options: Options, texts: Texts, folder: Path) -> System:
-    """Return the system of a run that goes on, with the weights that it began with.
-
-    Raises:
-        UsageError: It began with other options, or another text.
-    """
+    """Return the system of a run that goes on, with the weights that it began with."""
     text = texts if isinstance(texts, Prepared) else texts[0]
     system = load_system(folder, weights=None)
     described = {"options": options.described(), "checksums": dict(text.checksums)}
@@ -68,11 +64,7 @@ def reopen_system(options: Options, texts: Texts, folder: Path) -> System:
 
 
 def choose_precision(options: Options, world: DistributedWorld) -> Precision:
-    """Return in which precision to compute, and where.
-
-    Raises:
-        UsageError: There is no such device, or it has no such precision.
-    """
+    """Return in which precision to compute, and where; raise UsageError where it cannot be."""
     name, device = options.run.device, world.device
     if name not in ("auto", device.type):
         if name == "cuda":
@@ -98,8 +90,7 @@ def open_run(
 
     Raises:
         UsageError: The options cannot work, or the folder holds a run with others.
-        CorpusError: A sentence is too long.
-        CheckpointError: The folder's files are damaged, or it cannot be written.
+        FileError: A file is damaged or cannot be written, or a sentence is too long.
     """
     folder, main = files.folder, files.world.main
     if folder.exists():

@@ -21,48 +21,37 @@ def typed(kind: Any, value: Any) -> Any:
         TypeError: The value is of another type.
     """
     origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
+    if kind is Any or (
+        origin is Literal and any(value == a and type(value) is type(a) for a in args)
+    ):
         return value
     if origin in (Union, UnionType):
-        return _first(args, value)
-    if origin is Literal:
-        return value if value in args and type(value) in map(type, args) else _refuse(args, value)
+        for each in args:
+            try:
+                return typed(each, value)
+            except TypeError:
+                continue
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return from_dict(kind, value)  # type: ignore[arg-type]
     if origin is dict and isinstance(value, Mapping):
         return {typed(args[0], key): typed(args[1], each) for key, each in value.items()}
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
         kinds = [args[0]] * len(value) if origin is list or args[1:] == (...,) else list(args)
-        if len(kinds) != len(value):
-            _refuse(kind, value)
-        return origin(typed(k, each) for k, each in zip(kinds, value, strict=True))
+        if len(kinds) == len(value):
+            return origin(typed(k, each) for k, each in zip(kinds, value, strict=True))
     if kind is Path and isinstance(value, (str, Path)):
         return Path(value)
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if kind is float and type(value) in (int, float):
         return float(value)
-    simple = (int, bool, str, type(None))
-    return value if kind in simple and type(value) is kind else _refuse(kind, value)
-
-
-def _first(kinds: tuple[Any, ...], value: Any) -> Any:
-    """Return the value as the first type that fits."""
-    for kind in kinds:
-        try:
-            return typed(kind, value)
-        except TypeError:
-            continue
-    return _refuse(kinds, value)
-
-
-def _refuse(kind: Any, value: Any) -> Any:
+    if kind in (int, bool, str, type(None)) and type(value) is kind:
+        return value
     raise TypeError(f"{value!r} is not {_name(kind)}")
 
 
 def _name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        kind = get_args(kind)
-    if isinstance(kind, tuple):
-        return " or ".join(_name(each) for each in kind if each is not type(None))
+    if get_origin(kind) in (Literal, Union, UnionType):
+        names = [_name(each) for each in get_args(kind) if each is not type(None)]
+        return " or ".join(names)
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else repr(kind)
 
 
@@ -72,16 +61,13 @@ def from_dict(kind: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         TypeError: A field is missing, unknown or of another type; the message names it.
     """
-    hints = get_type_hints(kind)
-    known = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
-    if unknown := sorted(data.keys() - {field.name for field in known}):
-        raise TypeError(f"{unknown[0]!r} is unknown; known are {', '.join(f.name for f in known)}")
-    values = {}
-    for field in known:
-        if field.name not in data:
-            continue  # the default; without one, the constructor says that it is missing
+    hints, values = get_type_hints(kind), {}
+    known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name, value in data.items():
+        if name not in known:
+            raise TypeError(f"{name!r} is unknown; known are {', '.join(known)}")
         try:
-            values[field.name] = typed(hints[field.name], data[field.name])
+            values[name] = typed(hints[name], value)
         except TypeError as error:
-            raise TypeError(f"{field.name}: {error}") from None
-    return kind(**values)
+            raise TypeError(f"{name}: {error}") from None
+    return kind(**values)  # which says what is missing

@@ -43,14 +43,7 @@ def keep_update(
 
 
 class Updater:
-    """Makes updates from sentence pairs.
-
-    Args:
-        learner: Changes the weights.
-        pairs: What it learns from.
-        options: Of the run, which has its files in ``folder``.
-        folder: Failed updates are kept below it.
-    """
+    """Makes updates from sentence pairs; those that fail are kept below the run's folder."""
 
     def __init__(self, learner: Learner, pairs: TokenPairs, options: Options, folder: Path) -> None:
         self.learner, self.pairs, self.options, self.folder = learner, pairs, options, folder
@@ -94,10 +87,15 @@ class Updater:
         lines = lines_of(self.pairs, groups)
         tensors = run_tensors(learner.system.model, learner.optimizer, learner.world)
         if learner.world.main:
-            batches, scale = [self.pairs.batch(group) for group in groups], learner.factor
-            described = self.options.described()
-            data = {"lines": lines, "options": described, "tokens": error.tokens, "scale": scale}
-            keep_update(path, tensors, batches, **data)
+            keep_update(
+                path,
+                tensors,
+                [self.pairs.batch(group) for group in groups],
+                lines=lines,
+                options=self.options.described(),
+                tokens=error.tokens,
+                scale=learner.factor,
+            )
         some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
         place = f"update {state.updates + 1}, epoch {state.epoch + 1}, lines {some}"
         message = f"{place}: {error}; kept in {path}"

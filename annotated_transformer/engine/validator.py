@@ -22,14 +22,7 @@ from annotated_transformer.training.loop import Progress, evaluate
 
 
 class Validator:
-    """Measures models on one text.
-
-    Args:
-        text: Validation text.
-        max_tokens: Most tokens of a batch; more where a single sentence has more.
-        world: The processes that share it.
-        precision: In which it is computed, and where.
-    """
+    """Measures models on one text, in batches of ``max_tokens``, or of its longest sentence."""
 
     def __init__(
         self, text: TokenPairs, max_tokens: int, world: DistributedWorld, precision: Precision

@@ -20,7 +20,6 @@ from annotated_transformer.engine.config import (
     check_sources,
     choose,
     defaults,
-    from_described,
     load_recipe,
     recipes,
 )
@@ -204,7 +203,9 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
         ('{"optim": {"updates": 0}}', "--updates 0: must be at least 1"),
         ('{"optim": {"updates": "7"}}', "optim: updates: '7' is not int"),
         ('{"optim": {"steps": 7}}', "optim: 'steps' is unknown"),
-        ('{"optim": 7}', "optim"),
+        ('{"optim": 7}', "optim: 7 is not OptimOptions"),
+        ('{"model": {"norm": []}}', "model: norm: [] is not 'post' or 'pre'"),
+        ('{"model": {"layers": true}}', "model: layers: True is not int"),
         ('{"speed": {}}', "'speed' is unknown"),
         ('{"like": "mine"}', "like 'mine'"),
         ('{"like": 7}', "like 7"),
@@ -235,11 +236,8 @@ def test_a_description_is_flat_and_comes_back_without_places() -> None:
     assert described["d_k"] == 8
     assert described["updates"] == 6000
     assert not {"mirror", "prepared", "train_files", "keep", "steps"} & described.keys()
-    assert from_described(described) == options.replace(mirror=None, keep=2)
+    assert Options().replace(**described) == options.replace(mirror=None, keep=2)
     del described["d_k"]  # as a version wrote it that did not know this option
-    assert from_described(described).model.d_k is None
-    for wrong in ({"updates": "many"}, {"dropout": [0.1]}):
-        with pytest.raises(TypeError):
-            from_described({**described, **wrong})
-    with pytest.raises(UsageError):
-        from_described({**described, "speed": 3})
+    assert Options().replace(**described).model.d_k is None
+    with pytest.raises(UsageError, match="--speed: there is no such option"):
+        Options().replace(**described, speed=3)
