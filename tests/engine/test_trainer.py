@@ -73,7 +73,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         files[split] = [(paths[0][0], paths[1][0])]
     data = OPTIONS.data
     made = Preparation(vocabulary=data.vocabulary, max_len=data.max_len)
-    return prepare(folder / "out", files, made, workers=1)
+    return prepare(folder / "out", files, made, workers=1, shard_size=16)
 
 
 SHARDED = OPTIONS.replace(corpus="prepared", updates=14, max_tokens=400)
@@ -112,6 +112,14 @@ def test_a_prepared_text_trains_as_a_text_does(prepared: Prepared, tmp_path: Pat
     assert run.train(progress=False)
     assert measured(run) < start
     assert load_system(tmp_path).fingerprint == run.system.fingerprint
+
+
+def test_from_the_disk_and_from_memory_the_weights_are_the_same(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    assert Trainer(SHARDED, tmp_path / "a", prepared).train(progress=False)
+    assert Trainer(SHARDED.replace(corpus="files"), tmp_path / "b", TEXTS).train(progress=False)
+    assert bits_of(tmp_path / "a") == bits_of(tmp_path / "b")
 
 
 def test_a_prepared_text_must_fit(prepared: Prepared, tmp_path: Path) -> None:
