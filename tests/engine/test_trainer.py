@@ -22,8 +22,9 @@ import torch
 
 from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.data.files import FileError
+from annotated_transformer.data.preparation import Preparation
 from annotated_transformer.data.prepare import prepare
-from annotated_transformer.data.prepared import Preparation, Prepared
+from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine import checkpointer, learner, setup, texts, trainer, updater
 from annotated_transformer.engine.checkpointer import (
     SaveClock,
