@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after the command's name; those of this process unless given.
 
     Returns:
-        The status: 0, 2 after an error, 130 or 143 where it was interrupted.
+        The status, which is 0, or 2 after an error, 130 or 143 where it was interrupted.
     """
     words = sys.argv[1:] if arguments is None else arguments
     try:

@@ -155,7 +155,7 @@ def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
 
     Args:
         folder: Where it was saved.
-        weights: Which file of the folder has the weights, or :data:`BEST`, see
+        weights: Which file of the folder has the weights, or ``BEST``, see
             :func:`best_weights`; with None the model has fresh random ones.
 
     Raises:

@@ -151,7 +151,7 @@ class RunOptions:
     sharded: bool = option(False, aliases=("--pieces",))
     """Let each process hold only a shard of the weights (FSDP2), where there are several."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute: a GPU where there is one, unless given."""
+    """Where to compute; a GPU where there is one, unless given."""
 
 
 @dataclass(frozen=True)

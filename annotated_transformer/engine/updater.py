@@ -29,7 +29,7 @@ MOST_SKIPPED = 10  # updates in a row that could not be made: then it is the wei
 def keep_update(
     path: Path, tensors: Mapping[str, Tensor], batches: Sequence[Batch], **data: Any
 ) -> None:
-    """Write an update into a file, so that :func:`replay` can compute it again.
+    """Write an update into a file, so that ``replay`` can compute it again.
 
     Args:
         path: A file in the folder ``non_finite`` of a run.

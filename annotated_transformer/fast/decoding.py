@@ -162,7 +162,7 @@ class DecoderWeights:
     """The weights of a model's decoder, rearranged for steps of few rows.
 
     Args:
-        model: One for which :func:`can_accelerate` holds.
+        model: One for which ``can_accelerate`` holds.
     """
 
     def __init__(self, model: EncoderDecoder) -> None:

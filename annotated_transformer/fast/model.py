@@ -128,7 +128,7 @@ def normalize(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def residual(connection: nn.Module, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a :class:`SublayerConnection`."""
+    """Apply a ``SublayerConnection``."""
     c = cast(SublayerConnection, connection)
     if c.order == "pre":
         return x + dropout(c.dropout, sublayer(normalize(c.norm, x)))
@@ -136,7 +136,7 @@ def residual(connection: nn.Module, x: Tensor, sublayer: Callable[[Tensor], Tens
 
 
 def feed_forward(network: nn.Module, x: Tensor) -> Tensor:
-    """Apply a :class:`PositionwiseFeedForward`; the ReLU is in place, which saves a block."""
+    """Apply a ``PositionwiseFeedForward``; the ReLU is in place, which saves a block."""
     n = cast(PositionwiseFeedForward, network)
     return linear(dropout(n.dropout, F.relu_(linear(x, n.w_1))), n.w_2)
 

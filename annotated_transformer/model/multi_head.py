@@ -30,7 +30,7 @@ class MultiHeadedAttention(nn.Module):
     """Attention by ``h`` heads, each with projections of its own (§3.2.2).
 
     ``linears`` are W^Q, W^K, W^V of all heads, and W^O. ``attn`` are the weights of the latest
-    call, ``(batch, h, n, m)`` without gradient. Raises ValueError as :func:`head_widths` does.
+    call, ``(batch, h, n, m)`` without gradient. Raises ValueError as ``head_widths`` does.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class LabelSmoothing(nn.Module):
         size: Size of the vocabulary.
         padding_idx: Number of the padding token; it counts for nothing.
         smoothing: Probability taken from the right token, ε.
-        variant: As for :func:`smoothed_target`.
+        variant: As for ``smoothed_target``.
     """
 
     def __init__(
