@@ -126,8 +126,7 @@ def token_batches(
     lengths = torch.as_tensor(lengths)
     if not len(lengths):
         return []
-    longer = lengths.amax(dim=1)  # the side that a batch pays for
-    most = check_longest(longer, max_tokens)
+    most = check_longest(longer := lengths.amax(dim=1), max_tokens)  # the side that is paid for
     rng = torch.Generator().manual_seed((1_000_003 * seed + epoch) % 2**63)
     order, size = torch.arange(len(lengths), dtype=torch.int32), len(lengths)
     if shuffle:

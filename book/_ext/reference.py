@@ -51,7 +51,8 @@ def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
         origin = f"Defined in {{doc}}`/{page}`.\n\n" if page else ""
         source[0] += (
             f"\n## {name.removeprefix(PACKAGE + '.')}\n\n{origin}```{{eval-rst}}\n"
-            f".. automodule:: {name}\n   :members:\n   :ignore-module-all:\n   :show-inheritance:\n```\n"
+            f".. automodule:: {name}\n   :members:\n   :ignore-module-all:\n"
+            "   :show-inheritance:\n```\n"
         )
 
 
