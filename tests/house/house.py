@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jupytext
@@ -12,6 +13,8 @@ from export import BY_HAND, EXPORTED, MARK, chapters, export_cells, tags
 from scoreboard import ScoreboardError, parse_tags
 
 PACKAGE = "annotated_transformer"
+ROOT = Path(__file__).parents[2]
+Write = Callable[..., Path]  # writes a chapter of a small project
 COLAB = "google.colab"
 
 

@@ -12,7 +12,7 @@ import house
 import jupytext
 import pytest
 import scoreboard
-from conftest import ROOT, Write
+from house import ROOT, Write
 
 CLAIMS = scoreboard.load_claims()
 PACKAGE = ROOT / "annotated_transformer"

@@ -5,7 +5,7 @@ from pathlib import Path
 import layers
 import pytest
 import yaml
-from conftest import ROOT, Write
+from house import ROOT, Write
 
 
 def part_one() -> list[str]:
