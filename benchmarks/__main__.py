@@ -13,8 +13,11 @@ from pathlib import Path
 from benchmarks.workers import Worker, WorkerError, reply, resident
 
 TASKS = ("train small", "train base", "decode small", "decode base")
-RIVALS = {"search greedy": 1, "search beam": 4}  # with rivals, which must be installed
+# with rivals, which must be installed: sentences, and hypotheses of each
+RIVALS = {"search greedy": (32, 1), "search beam": (32, 4), "search one": (1, 1)}
 OTHERS = ("others small", "others base")  # training beside the libraries, which must be installed
+# the same, all with dropout at every place and with the float32 products that we choose
+EQUAL = ("equal small", "equal base")
 TURN = 3  # steps that a contender makes before the next one does
 LIBRARIES = ("hugging_face", "x_transformers", "opennmt", "fairseq")
 REQUIRED = {
@@ -35,7 +38,7 @@ def contenders(task: str) -> list[str]:
     """Name who takes part in a task."""
     if task in RIVALS:
         return ["ours", "hugging_face", "ctranslate2"]
-    if task in OTHERS:
+    if task in (*OTHERS, *EQUAL):
         return ["ours", "torch.nn.Transformer", *LIBRARIES]
     return ["ours", *([] if task.startswith("decode") else ["torch.nn.Transformer"]), "article"]
 
@@ -44,14 +47,18 @@ def work(contender: str, task: str, size: str) -> None:
     """Do a step for each line; answer with its seconds, and those of all cores."""
     import torch
 
+    from annotated_transformer.fast.products import prepare_cpu
     from benchmarks import rivals, trainers
-    from benchmarks.contenders import CONTENDERS, SIZES
+    from benchmarks.contenders import CONTENDERS, SIZES, everywhere
 
     imported = resident("VmRSS")
     if f"{task} {size}" in RIVALS:
-        step = rivals.CONTENDERS[contender](SIZES["base"], RIVALS[f"{task} {size}"])
+        step = rivals.CONTENDERS[contender](SIZES["base"], *RIVALS[f"{task} {size}"])
     elif f"{task} {size}" in OTHERS:
         step = trainers.contender(contender, SIZES[size])
+    elif f"{task} {size}" in EQUAL:
+        prepare_cpu()
+        step = trainers.contender(contender, everywhere(SIZES[size]))
     else:
         step = CONTENDERS[contender](SIZES[size], task)
     step()  # the first one allocates and warms up
@@ -78,7 +85,7 @@ def give_back() -> None:
 
 def measure(task: str, contenders: list[str], rounds: int) -> dict[str, dict[str, object]]:
     """Let the contenders take turns of a few steps, and return the median of each."""
-    rest = task == "others base"  # six of them would not fit into 24 GB otherwise
+    rest = task in ("others base", "equal base")  # six of them would not fit into 24 GB otherwise
     results: dict[str, dict[str, object]] = {}
     with contextlib.ExitStack() as stack:
         workers, precisions = [], []
@@ -131,7 +138,7 @@ def main() -> None:
         before.main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    known = (*TASKS, *RIVALS, *OTHERS)
+    known = (*TASKS, *RIVALS, *OTHERS, *EQUAL)
     parser.add_argument(
         "tasks",
         nargs="*",
@@ -157,7 +164,7 @@ def main() -> None:
         parser.error(f"unknown task {sorted(unknown)[0]!r}; choose among {', '.join(known)}")
     found = {}
     for task in options.tasks or TASKS:
-        quick = task in ("train small", "others small")
+        quick = task in ("train small", "others small", "equal small")
         rounds = options.rounds if quick else max(1, options.rounds // 3)
         try:
             found[task] = measure(task, contenders(task), rounds)

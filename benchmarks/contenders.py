@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,12 @@ SIZES = {
     "small": Size(ModelConfig(N=3, d_model=256, d_ff=1024, h=4, max_len=512), 8_000, 64),
     "base": Size(ModelConfig(max_len=512), 37_000, 133),
 }
+
+
+def everywhere(size: Size) -> Size:
+    """Return the same size with dropout also of attention weights and hidden units."""
+    p = size.config.dropout
+    return replace(size, config=replace(size.config, attention_dropout=p, ff_dropout=p))
 
 
 def make_pairs(size: Size, seed: int = 0) -> Batch:

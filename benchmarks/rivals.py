@@ -26,7 +26,7 @@ PACKAGES = ("ctranslate2==4.8.5", "transformers==5.23.0")
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / (
     "annotated-transformer/rivals"
 )
-SENTENCES, SOURCE, TARGET, ALPHA = 32, 20, 60, 0.6
+SOURCE, TARGET, ALPHA = 20, 60, 0.6
 Step = Callable[[], object]
 
 
@@ -36,22 +36,22 @@ def install() -> None:
     subprocess.run([*pip, *PACKAGES], check=True)
 
 
-def sources(size: Size) -> list[list[int]]:
+def sources(size: Size, count: int) -> list[list[int]]:
     """Draw sentences, all equally long."""
     rng = torch.Generator().manual_seed(0)
-    block = torch.randint(4, size.vocabulary, (SENTENCES, SOURCE), generator=rng)
+    block = torch.randint(4, size.vocabulary, (count, SOURCE), generator=rng)
     found: list[list[int]] = block.tolist()
     return found
 
 
-def ours(size: Size, beam: int) -> Step:
+def ours(size: Size, count: int, beam: int) -> Step:
     """Our search, as the command line runs it, in float32; the end symbol is made impossible."""
     prepare_cpu()
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
     model = build_model(size.vocabulary, size.vocabulary, size.config).eval()
     model.generator.get_parameter("proj.bias").detach()[EOS] = -1e4
-    texts, kept = sources(size), keep_decoder_weights(model)
+    texts, kept = sources(size, count), keep_decoder_weights(model)
     kept.__enter__()
 
     def step(_: object = kept) -> object:  # keeps the context open
@@ -96,10 +96,10 @@ def marian(size: Size, **settings: object) -> torch.nn.Module:
     return model
 
 
-def hugging_face(size: Size, beam: int) -> Step:
+def hugging_face(size: Size, count: int, beam: int) -> Step:
     """``generate`` of Marian, with its caches, by its own search."""
     model = marian(size)
-    src = torch.tensor([[*source, EOS] for source in sources(size)])
+    src = torch.tensor([[*source, EOS] for source in sources(size, count)])
     options = {"num_beams": beam, "do_sample": False, "length_penalty": ALPHA if beam > 1 else None}
 
     def step() -> object:
@@ -111,13 +111,13 @@ def hugging_face(size: Size, beam: int) -> Step:
                 max_new_tokens=TARGET,
                 **{name: value for name, value in options.items() if value is not None},
             )
-        assert out.shape == (SENTENCES, TARGET + 1)
+        assert out.shape == (count, TARGET + 1)
         return out
 
     return step
 
 
-def ctranslate2(size: Size, beam: int) -> Step:
+def ctranslate2(size: Size, count: int, beam: int) -> Step:
     """CTranslate2 in float32, with the weights of that Marian."""
     model = marian(size)
     import ctranslate2 as library
@@ -137,7 +137,7 @@ def ctranslate2(size: Size, beam: int) -> Step:
         translator = library.Translator(
             folder, compute_type="float32", inter_threads=1, intra_threads=torch.get_num_threads()
         )
-    texts = [[*(words[token] for token in source), "</s>"] for source in sources(size)]
+    texts = [[*(words[token] for token in source), "</s>"] for source in sources(size, count)]
 
     def step() -> object:
         found = translator.translate_batch(

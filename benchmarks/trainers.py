@@ -86,9 +86,14 @@ def hugging_face(size: Size) -> Trained:
     use(rivals.FOLDER)
     from transformers.trainer_pt_utils import LabelSmoother
 
-    batch, dropout = make_pairs(size), size.config.dropout
+    c, batch = size.config, make_pairs(size)
+    dropout = {
+        "dropout": c.dropout,
+        "attention_dropout": c.attention_dropout,
+        "activation_dropout": c.ff_dropout,
+    }
     words = {"vocab_size": size.vocabulary, "pad_token_id": PAD, "decoder_start_token_id": PAD}
-    model: Any = rivals.marian(size, dropout=dropout, **words).train()
+    model: Any = rivals.marian(size, **dropout, **words).train()
     smoother = LabelSmoother(epsilon=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     labels = batch.tgt_y.masked_fill(batch.tgt_y == PAD, smoother.ignore_index)
@@ -217,7 +222,8 @@ def fairseq(size: Size) -> Trained:
         for side in ("encoder", "decoder")
     )
     line = f"""none --arch transformer_wmt_en_de --share-all-embeddings {sides}
-        --dropout {c.dropout} --optimizer adam --adam-betas (0.9,0.98) --lr {RATE}
+        --dropout {c.dropout} --attention-dropout {c.attention_dropout}
+        --activation-dropout {c.ff_dropout} --optimizer adam --adam-betas (0.9,0.98) --lr {RATE}
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --cpu"""
     arguments = options.parse_args_and_arch(options.get_training_parser(), line.split())
     settings: Any = convert_namespace_to_omegaconf(arguments)

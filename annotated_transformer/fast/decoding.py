@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from annotated_transformer.fast.linear import (
-    OnednnLinear,
     PlainLinear,
     float32_products,
     most_probable,
     prepared_linear,
+    suits_onednn,
 )
 from annotated_transformer.fast.model import FastModel, can_accelerate, normalize
 from annotated_transformer.fast.packing import PackedMask, Rows
@@ -186,7 +186,7 @@ class DecoderWeights:
 
     def most_probable(self, x: Tensor) -> Tensor:
         """Return the most probable tokens ``(rows,)`` after ``x (rows, d_model)``."""
-        large = isinstance(self.generator, OnednnLinear) and self.proj.weight.numel() >= WORTH
+        large = suits_onednn(self.proj.weight) and self.proj.weight.numel() >= WORTH
         found = self.screen(x) if large and bytes_are_fast() else None
         return most_probable(self.generator(x)) if found is None else found
 

@@ -75,11 +75,16 @@ class OnednnLinear(PlainLinear):
         return y
 
 
-def prepared_linear(weight: Tensor, bias: Tensor) -> PlainLinear:
-    """Return the faster of both for these parameters."""
+def suits_onednn(weight: Tensor) -> bool:
+    """Whether ``OnednnLinear`` can multiply by this matrix."""
     cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
     known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return (OnednnLinear if cpu and known else PlainLinear)(weight, bias)
+    return cpu and known
+
+
+def prepared_linear(weight: Tensor, bias: Tensor) -> PlainLinear:
+    """Return the faster of both for these parameters."""
+    return (OnednnLinear if suits_onednn(weight) else PlainLinear)(weight, bias)
 
 
 def most_probable(logits: Tensor) -> Tensor:
