@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from annotated_transformer.fast.model import dropout
+from annotated_transformer.fast.dropout import dropout
 
 
 def best_seconds(run: Callable[[], object], device: str = "cpu", least: float = 0.1) -> float:

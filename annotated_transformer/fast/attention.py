@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from annotated_transformer.fast.dropout import is_active, keep_factors, scale_of
 from annotated_transformer.fast.packing import PackedMask
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.multi_head import MultiHeadedAttention
@@ -67,7 +68,9 @@ class _PackedAttention(torch.autograd.Function):
     """Attention of packed rows ``(rows, 3 * h * d)``, or of rows to a memory's ``2 * h * d``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, memory: Tensor | None, mask: PackedMask, h: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, memory: Tensor | None, mask: PackedMask, h: int, p: float
+    ) -> Tensor:
         if memory is None:
             q, k, v = mask.queries.split(x, 3, h)  # each (batch * h, length, d)
         else:
@@ -75,37 +78,38 @@ class _PackedAttention(torch.autograd.Function):
         bias = mask.bias(h, q.dtype)
         scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.size(-1) ** -0.5)
         weights = scores.softmax(dim=-1)
-        ctx.save_for_backward(q, k, v, weights)
+        factors = keep_factors(weights, p).mul_(scale_of(p)) if p else None
+        ctx.save_for_backward(q, k, v, weights, factors)
         ctx.mask, ctx.h, ctx.own = mask, h, memory is None
-        return mask.queries.join(torch.bmm(weights, v).unsqueeze(0), h)
+        kept = weights if factors is None else weights * factors
+        return mask.queries.join(torch.bmm(kept, v).unsqueeze(0), h)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights = ctx.saved_tensors
+        q, k, v, weights, factors = ctx.saved_tensors
         mask, h, scale = ctx.mask, ctx.h, q.size(-1) ** -0.5
         places = mask.queries.slices(1, h)[1]
         g = grad.new_zeros(q.shape)
         g.view(-1, q.size(-1)).index_copy_(0, places, grad.reshape(-1, q.size(-1)))
         scores = torch.bmm(g, v.transpose(1, 2))  # the gradient of the weights, then of the scores
+        if factors is not None:
+            scores.mul_(factors)
         scores.sub_((scores * weights).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
         keys_values = k.new_empty(2, *k.shape)
         torch.bmm(scores.transpose(1, 2), q, out=keys_values[0])
-        torch.bmm(weights.transpose(1, 2), g, out=keys_values[1])
+        kept = weights if factors is None else factors.mul_(weights)  # not needed any more
+        torch.bmm(kept.transpose(1, 2), g, out=keys_values[1])
         queries = torch.bmm(scores, k).unsqueeze(0)
         if ctx.own:
-            return mask.queries.join(torch.cat([queries, keys_values]), h), None, None, None
-        return mask.queries.join(queries, h), mask.keys.join(keys_values, h), None, None
-
-
-def _drops(attn: MultiHeadedAttention) -> bool:
-    return attn.training and attn.dropout.p > 0
+            return mask.queries.join(torch.cat([queries, keys_values]), h), *[None] * 4
+        return mask.queries.join(queries, h), mask.keys.join(keys_values, h), *[None] * 3
 
 
 def _packs(attn: MultiHeadedAttention, mask: PackedMask) -> bool:
     """Whether rows are attended to without a detour over padded batches."""
     short = mask.keys.shape[1] <= SHORT and mask.mask.device.type == "cpu"
-    return short and not _drops(attn) and attn.d_k == attn.d_v and mask.full
+    return short and attn.d_k == attn.d_v and mask.full
 
 
 def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMask) -> Tensor:
@@ -126,7 +130,8 @@ def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMa
     else:
         queries, others = linear(x, w_q), linear(memory, w_k, w_v)
     if _packs(attn, mask):
-        y = _PackedAttention.apply(queries, others, mask, attn.h)  # type: ignore[no-untyped-call]
+        p = attn.dropout.p if is_active(attn.dropout) else 0.0
+        y = _PackedAttention.apply(queries, others, mask, attn.h, p)  # type: ignore[no-untyped-call]
         return linear(y, w_o)
     sizes = [attn.h * attn.d_k, attn.h * attn.d_k, attn.h * attn.d_v]
     if others is None:
@@ -136,7 +141,7 @@ def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMa
         k, v = mask.keys.unpack(others).split(sizes[1:], dim=-1)
     q, k, v = (part.unflatten(-1, (attn.h, -1)).transpose(1, 2) for part in (q, k, v))
     each = mask.mask.unsqueeze(1)  # (batch, 1, 1 or n, m): the same for all heads
-    if _drops(attn):
+    if is_active(attn.dropout):
         y = attention(q, k, v, each, attn.dropout)[0]
     else:
         y = fused_attention(q, k, v, each)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from annotated_transformer.fast.attention import attend, linear
+from annotated_transformer.fast.dropout import dropout, dropped_relu
 from annotated_transformer.fast.packing import PackedMask, Rows
 from annotated_transformer.model import multi_head
 from annotated_transformer.model.architecture import (
@@ -95,31 +96,6 @@ PARTS: dict[str, type[nn.Module]] = {
 }
 
 
-LEVELS = 2**16  # steps of the dropping probability
-
-
-def keep_mask(x: Tensor, p: float) -> Tensor:
-    """Return a random boolean mask of the shape of ``x``, false with probability ``p``.
-
-    Sixteen random bits decide, so ``p`` is rounded to 1/65536; from the global generator.
-    """
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
-    bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
-    keep: Tensor = bits >= round(p * LEVELS) - LEVELS // 2
-    return keep
-
-
-def dropout(module: nn.Module, x: Tensor) -> Tensor:
-    """Apply an ``nn.Dropout``, with a cheap mask on a CPU."""
-    p = cast(nn.Dropout, module).p
-    if not module.training or p == 0:
-        return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(x, p)
-    kept = 1 - round(p * LEVELS) / LEVELS
-    return x * keep_mask(x, p).to(x.dtype).mul_(1 / kept)
-
-
 def normalize(norm: nn.Module, x: Tensor) -> Tensor:
     """Apply a ``LayerNorm`` in one kernel; ``nn.Identity`` is the end of a post-norm stack."""
     if isinstance(norm, LayerNorm):
@@ -138,7 +114,7 @@ def residual(connection: nn.Module, x: Tensor, sublayer: Callable[[Tensor], Tens
 def feed_forward(network: nn.Module, x: Tensor) -> Tensor:
     """Apply a ``PositionwiseFeedForward``; the ReLU is in place, which saves a block."""
     n = cast(PositionwiseFeedForward, network)
-    return linear(dropout(n.dropout, F.relu_(linear(x, n.w_1))), n.w_2)
+    return linear(dropped_relu(n.dropout, linear(x, n.w_1)), n.w_2)
 
 
 def embed(stack: nn.Module, tokens: Tensor, rows: Rows) -> Tensor:

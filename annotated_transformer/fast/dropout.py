@@ -1,0 +1,74 @@
+"""Dropout with masks that a processor makes fast."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+LEVELS = 2**16  # steps of the dropping probability
+
+
+def keep_factors(x: Tensor, p: float) -> Tensor:
+    """Return random factors of the shape and type of ``x``: 0 with probability ``p``, else 1.
+
+    Sixteen random bits decide, so ``p`` is rounded to 1/65536; from the global generator.
+    """
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
+    bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
+    # Straight into floats: a boolean mask would cost as much again to convert.
+    return torch.ge(bits, round(p * LEVELS) - LEVELS // 2, out=torch.empty_like(x))
+
+
+def scale_of(p: float) -> float:
+    """Return what is left multiplied by, so that the expectation stays the same."""
+    return 1 / (1 - round(p * LEVELS) / LEVELS)
+
+
+def is_cheap(x: Tensor) -> bool:
+    """Whether the factors for ``x`` are made here, rather than by PyTorch."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def is_active(module: nn.Module) -> bool:
+    """Whether an ``nn.Dropout`` drops anything now."""
+    return module.training and cast(nn.Dropout, module).p > 0
+
+
+def dropout(module: nn.Module, x: Tensor) -> Tensor:
+    """Apply an ``nn.Dropout``, with a cheap mask on a CPU."""
+    p = cast(nn.Dropout, module).p
+    if not is_active(module):
+        return x
+    if not is_cheap(x):
+        return F.dropout(x, p)
+    return x * keep_factors(x, p).mul_(scale_of(p))
+
+
+class _DroppedReLU(torch.autograd.Function):
+    """ReLU and dropout in place; what is kept and positive is read from the output again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        ctx.mark_dirty(x)
+        x.relu_().mul_(keep_factors(x, p).mul_(scale_of(p)))
+        ctx.save_for_backward(x)
+        ctx.scale = scale_of(p)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None
+
+
+def dropped_relu(module: nn.Module, x: Tensor) -> Tensor:
+    """Apply ReLU, in place, and then an ``nn.Dropout``."""
+    if is_active(module) and is_cheap(x):
+        y: Tensor = _DroppedReLU.apply(x, cast(nn.Dropout, module).p)  # type: ignore[no-untyped-call]
+        return y
+    return dropout(module, F.relu_(x))
