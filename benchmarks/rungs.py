@@ -248,6 +248,11 @@ def plain_dropout(module: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
+def plain_dropped_relu(module: nn.Module, x: Tensor) -> Tensor:
+    """Stand for ``fast.dropout.dropped_relu``: PyTorch's own."""
+    return plain_dropout(module, F.relu_(x))
+
+
 # --- the rungs ------------------------------------------------------------------------------
 
 
@@ -282,6 +287,7 @@ def skip_padding(trainer: Trainer) -> None:
     trainer.patches = {(fast_model, "attend"): attend_apart}
     if trainer.device.type == "cpu":  # elsewhere the fast layer has neither device
         trainer.patches[fast_model, "dropout"] = plain_dropout
+        trainer.patches[fast_model, "dropped_relu"] = plain_dropped_relu
         trainer.patches[fast_attention, "_packs"] = never
 
 
@@ -297,7 +303,7 @@ def project_once(trainer: Trainer) -> None:
 
 def draw_few_bits(trainer: Trainer) -> None:
     """Draw dropout masks from 16 random bits an element."""
-    del trainer.patches[fast_model, "dropout"]
+    del trainer.patches[fast_model, "dropout"], trainer.patches[fast_model, "dropped_relu"]
 
 
 def fuse_adam(trainer: Trainer) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from annotated_transformer.fast import attention as fast_attention
+from annotated_transformer.fast import dropout as fast_dropout
 from annotated_transformer.fast import model as fast_model
 from annotated_transformer.fast.loss import FastLoss, linear_cross_entropy
 from annotated_transformer.model import multi_head
@@ -245,8 +246,8 @@ def test_each_rung_changes_what_it_says() -> None:
     assert patches("sorted batches") == set()
     assert patches("fused norm") == {"forward"}
     assert patches("fused attention") == {"forward", "attention"}
-    assert patches("loss in chunks") == {"attend", "dropout", "_packs"}
-    assert patches("one projection") == {"dropout", "_packs"}
+    assert patches("loss in chunks") == {"attend", "dropout", "dropped_relu", "_packs"}
+    assert patches("one projection") == {"dropout", "dropped_relu", "_packs"}
     assert patches("fused Adam") == {"_packs"}
     bottom, padded, packed = (exact(up_to(n)) for n in (NAMES[0], "fused attention", "packed rows"))
     assert bottom.forward == bottom.padded_rows
@@ -274,7 +275,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, trainer: Train
     ("owner", "name", "rung"),
     [
         (fast_model, "attend", "one projection"),
-        (fast_model, "keep_mask", "few random bits"),
+        (fast_dropout, "keep_factors", "few random bits"),
         (fast_attention._PackedAttention, "apply", "attention of rows"),
     ],
 )

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from annotated_transformer.fast import model as module
+from annotated_transformer.fast.dropout import LEVELS, dropout, keep_factors
 from annotated_transformer.fast.loss import FastLoss, fast_batch_loss
 from annotated_transformer.fast.model import (
-    LEVELS,
     FastModel,
     can_accelerate,
-    dropout,
-    keep_mask,
 )
 from annotated_transformer.model import multi_head
 from annotated_transformer.model.architecture import EncoderDecoder
@@ -130,7 +128,7 @@ def test_the_cheap_dropout_keeps_as_many_and_the_mean(seed, p):
 def test_the_rate_of_dropout_and_its_independence(p, seed):
     torch.manual_seed(seed)
     count = 2**19
-    keep = keep_mask(torch.empty(count), p)
+    keep = keep_factors(torch.empty(count), p).bool()
     true_rate = round(p * LEVELS) / LEVELS
     assert abs(true_rate - p) <= 0.5 / LEVELS
     error = math.sqrt(true_rate * (1 - true_rate) / count)
@@ -144,7 +142,7 @@ def test_the_rate_of_dropout_and_its_independence(p, seed):
 def test_all_sixteen_patterns_of_a_word_are_equally_likely():
     torch.manual_seed(0)
     count = 2**18
-    keep = keep_mask(torch.empty(4 * count), 0.5).view(count, 4)
+    keep = keep_factors(torch.empty(4 * count), 0.5).view(count, 4).long()
     patterns = (keep * torch.tensor([1, 2, 4, 8])).sum(-1).bincount(minlength=16)
     expected = count / 16
     chi_square = ((patterns - expected) ** 2 / expected).sum().item()
@@ -165,7 +163,7 @@ def test_dropout_repeats_with_the_seed_and_has_the_derivative_of_its_mask():
 
 
 def test_dropout_elsewhere_is_pytorchs(monkeypatch):
-    monkeypatch.setattr(module.F, "dropout", lambda x, p: ("pytorch", p))
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: ("pytorch", p))
     assert dropout(nn.Dropout(0.5), torch.empty(3, device="meta")) == ("pytorch", 0.5)
 
 
@@ -387,3 +385,25 @@ def test_a_tensor_of_weights_stays_readable_after_training_steps():
     loss(batch(0))[0].backward()
     optimizer.step()
     assert all(not torch.equal(before[name], p) for name, p in net.named_parameters())
+
+
+@pytest.mark.parametrize("option", ["attention_dropout", "ff_dropout"])
+def test_gradients_with_dropout_are_those_of_finite_differences(option):
+    net, pairs = model(**{option: 0.4}).train(), batch(0, 3)
+    loss, weights = FastLoss(net), list(net.parameters())
+
+    def value():
+        torch.manual_seed(1)  # the same decisions each time
+        return loss(pairs)[0]
+
+    gradients = torch.autograd.grad(value(), weights, allow_unused=True)
+    directions = [torch.randn_like(w) for w in weights]
+    pairs_of = zip(gradients, directions, strict=True)
+    slope = sum((g * d).sum() for g, d in pairs_of if g is not None)
+    step, values = 1e-6, []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for w, d in zip(weights, directions, strict=True):
+                w.add_(d, alpha=sign * step)
+            values.append(value())
+    assert torch.isclose((values[0] - values[1]) / (2 * step), slope, rtol=1e-4)
