@@ -26,11 +26,15 @@ REQUIRED = {
     ("decode small", "article"): 15.0,
     ("decode base", "article"): 15.0,
     ("search greedy", "hugging_face"): 2.0,
-    ("search greedy", "ctranslate2"): 1.5,
+    ("search greedy", "ctranslate2"): 2.0,
     ("search beam", "hugging_face"): 1.6,
-    ("search beam", "ctranslate2"): 0.85,
+    ("search beam", "ctranslate2"): 1.2,
+    ("search one", "hugging_face"): 1.0,
+    ("search one", "ctranslate2"): 1.0,
     **{("others small", name): 3.0 for name in LIBRARIES},
     **{("others base", name): 2.4 for name in LIBRARIES},
+    ("equal small", "fairseq"): 2.3,
+    ("equal base", "fairseq"): 2.1,
 }
 
 

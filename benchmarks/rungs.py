@@ -243,7 +243,7 @@ def never(*_: object) -> bool:
 
 
 def plain_dropout(module: nn.Module, x: Tensor) -> Tensor:
-    """Stand for ``fast.model.dropout``: PyTorch's own."""
+    """Stand for ``fast.dropout.dropout``: PyTorch's own."""
     y: Tensor = module(x)
     return y
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from annotated_transformer.fast.dropout import is_active, keep_factors, scale_of
+from annotated_transformer.fast.dropout import dropout_factors, is_active
 from annotated_transformer.fast.packing import PackedMask
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.multi_head import MultiHeadedAttention
@@ -78,7 +78,7 @@ class _PackedAttention(torch.autograd.Function):
         bias = mask.bias(h, q.dtype)
         scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.size(-1) ** -0.5)
         weights = scores.softmax(dim=-1)
-        factors = keep_factors(weights, p).mul_(scale_of(p)) if p else None
+        factors = dropout_factors(weights, p) if p else None
         ctx.save_for_backward(q, k, v, weights, factors)
         ctx.mask, ctx.h, ctx.own = mask, h, memory is None
         kept = weights if factors is None else weights * factors
@@ -98,7 +98,7 @@ class _PackedAttention(torch.autograd.Function):
         scores.sub_((scores * weights).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
         keys_values = k.new_empty(2, *k.shape)
         torch.bmm(scores.transpose(1, 2), q, out=keys_values[0])
-        kept = weights if factors is None else factors.mul_(weights)  # not needed any more
+        kept = weights if factors is None else weights * factors
         torch.bmm(kept.transpose(1, 2), g, out=keys_values[1])
         queries = torch.bmm(scores, k).unsqueeze(0)
         if ctx.own:

@@ -12,20 +12,24 @@ from torch.autograd.function import once_differentiable
 LEVELS = 2**16  # steps of the dropping probability
 
 
-def keep_factors(x: Tensor, p: float) -> Tensor:
-    """Return random factors of the shape and type of ``x``: 0 with probability ``p``, else 1.
+def scale_of(p: float) -> float:
+    """Return what is left multiplied by, so that the expectation stays the same."""
+    kept = 1 - round(p * LEVELS) / LEVELS
+    return 1 / kept if kept else 0.0
+
+
+def dropout_factors(x: Tensor, p: float) -> Tensor:
+    """Return random factors like ``x``: 0 with probability ``p``, else ``scale_of(p)``.
 
     Sixteen random bits decide, so ``p`` is rounded to 1/65536; from the global generator.
     """
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
     bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
+    least = round(p * LEVELS) - LEVELS // 2
+    if least > torch.iinfo(bits.dtype).max:  # all are dropped, and 2^15 is no int16
+        return torch.zeros_like(x)
     # Straight into floats: a boolean mask would cost as much again to convert.
-    return torch.ge(bits, round(p * LEVELS) - LEVELS // 2, out=torch.empty_like(x))
-
-
-def scale_of(p: float) -> float:
-    """Return what is left multiplied by, so that the expectation stays the same."""
-    return 1 / (1 - round(p * LEVELS) / LEVELS)
+    return torch.ge(bits, least, out=torch.empty_like(x)).mul_(scale_of(p))
 
 
 def is_cheap(x: Tensor) -> bool:
@@ -45,7 +49,7 @@ def dropout(module: nn.Module, x: Tensor) -> Tensor:
         return x
     if not is_cheap(x):
         return F.dropout(x, p)
-    return x * keep_factors(x, p).mul_(scale_of(p))
+    return x * dropout_factors(x, p)
 
 
 class _DroppedReLU(torch.autograd.Function):
@@ -54,7 +58,7 @@ class _DroppedReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         ctx.mark_dirty(x)
-        x.relu_().mul_(keep_factors(x, p).mul_(scale_of(p)))
+        x.relu_().mul_(dropout_factors(x, p))
         ctx.save_for_backward(x)
         ctx.scale = scale_of(p)
         return x

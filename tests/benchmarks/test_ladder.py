@@ -275,7 +275,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, trainer: Train
     ("owner", "name", "rung"),
     [
         (fast_model, "attend", "one projection"),
-        (fast_dropout, "keep_factors", "few random bits"),
+        (fast_dropout, "dropout_factors", "few random bits"),
         (fast_attention._PackedAttention, "apply", "attention of rows"),
     ],
 )

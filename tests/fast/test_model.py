@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from annotated_transformer.fast import attention as attention_module
+from annotated_transformer.fast import dropout as dropout_module
 from annotated_transformer.fast import model as module
-from annotated_transformer.fast.dropout import LEVELS, dropout, keep_factors
+from annotated_transformer.fast.dropout import LEVELS, dropout, dropout_factors
 from annotated_transformer.fast.loss import FastLoss, fast_batch_loss
-from annotated_transformer.fast.model import (
-    FastModel,
-    can_accelerate,
-)
+from annotated_transformer.fast.model import FastModel, can_accelerate
 from annotated_transformer.model import multi_head
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.embeddings import Embeddings
@@ -128,7 +128,7 @@ def test_the_cheap_dropout_keeps_as_many_and_the_mean(seed, p):
 def test_the_rate_of_dropout_and_its_independence(p, seed):
     torch.manual_seed(seed)
     count = 2**19
-    keep = keep_factors(torch.empty(count), p).bool()
+    keep = dropout_factors(torch.empty(count), p).bool()
     true_rate = round(p * LEVELS) / LEVELS
     assert abs(true_rate - p) <= 0.5 / LEVELS
     error = math.sqrt(true_rate * (1 - true_rate) / count)
@@ -142,7 +142,7 @@ def test_the_rate_of_dropout_and_its_independence(p, seed):
 def test_all_sixteen_patterns_of_a_word_are_equally_likely():
     torch.manual_seed(0)
     count = 2**18
-    keep = keep_factors(torch.empty(4 * count), 0.5).view(count, 4).long()
+    keep = dropout_factors(torch.empty(4 * count), 0.5).bool().view(count, 4)
     patterns = (keep * torch.tensor([1, 2, 4, 8])).sum(-1).bincount(minlength=16)
     expected = count / 16
     chi_square = ((patterns - expected) ** 2 / expected).sum().item()
@@ -387,23 +387,65 @@ def test_a_tensor_of_weights_stays_readable_after_training_steps():
     assert all(not torch.equal(before[name], p) for name, p in net.named_parameters())
 
 
-@pytest.mark.parametrize("option", ["attention_dropout", "ff_dropout"])
-def test_gradients_with_dropout_are_those_of_finite_differences(option):
-    net, pairs = model(**{option: 0.4}).train(), batch(0, 3)
-    loss, weights = FastLoss(net), list(net.parameters())
+DROPPED = ["dropout", "attention_dropout", "ff_dropout"]
 
-    def value():
+
+def slopes_along(loss: FastLoss, pairs: Batch) -> tuple[Tensor, Tensor]:
+    """Return the derivative along random directions: by autograd, and by finite differences."""
+
+    def value() -> Tensor:
         torch.manual_seed(1)  # the same decisions each time
         return loss(pairs)[0]
 
+    weights, step, ends = list(loss.parameters()), 1e-6, []
     gradients = torch.autograd.grad(value(), weights, allow_unused=True)
     directions = [torch.randn_like(w) for w in weights]
-    pairs_of = zip(gradients, directions, strict=True)
-    slope = sum((g * d).sum() for g, d in pairs_of if g is not None)
-    step, values = 1e-6, []
+    both = zip(gradients, directions, strict=True)
+    slope = torch.stack([(g * d).sum() for g, d in both if g is not None]).sum()
     with torch.no_grad():
         for sign in (1, -2):
             for w, d in zip(weights, directions, strict=True):
                 w.add_(d, alpha=sign * step)
-            values.append(value())
-    assert torch.isclose((values[0] - values[1]) / (2 * step), slope, rtol=1e-4)
+            ends.append(value())
+    return slope, (ends[0] - ends[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("option", DROPPED)
+def test_gradients_with_dropout_are_those_of_finite_differences(option):
+    found, expected = slopes_along(FastLoss(model(**{option: 0.4}).train()), batch(0, 3))
+    assert torch.isclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["attention", "dropout"])
+def test_finite_differences_notice_a_backward_pass_without_its_mask(name, monkeypatch):
+    kind, option, saved = {
+        "attention": (attention_module._PackedAttention, "attention_dropout", 4),
+        "dropout": (dropout_module._DroppedReLU, "ff_dropout", 0),
+    }[name]
+    backward = kind.backward
+
+    def forgetful(ctx, grad):
+        kept = [torch.ones_like(t) if i == saved else t for i, t in enumerate(ctx.saved_tensors)]
+        other = SimpleNamespace(**vars(ctx), saved_tensors=kept)
+        return backward(other, grad)
+
+    monkeypatch.setattr(kind, "backward", staticmethod(forgetful))
+    found, expected = slopes_along(FastLoss(model(**{option: 0.4}).train()), batch(0, 3))
+    assert not torch.isclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("option", DROPPED)
+def test_the_backward_pass_can_be_repeated(option):
+    net = model(**{option: 0.4}).train()
+    loss, weights = FastLoss(net)(batch(0, 3))[0], list(net.parameters())
+    once, twice = (torch.autograd.grad(loss, weights, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
+
+
+@pytest.mark.parametrize("path", ["self_attn.dropout", "feed_forward.dropout"])
+def test_all_can_be_dropped_as_in_the_readable_layer(path):
+    net, pairs = model().train(), batch(0, 3)
+    for layer in net.encoder.layers:
+        layer.get_submodule(path).p = 1.0
+    assert can_accelerate(net)
+    assert torch.isclose(FastLoss(net)(pairs)[0], batch_loss(net, pairs)[0], rtol=1e-10)

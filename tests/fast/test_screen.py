@@ -1,6 +1,7 @@
 """Tests of the last product in bytes: what it rules out could not be the best token."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -133,6 +134,20 @@ def test_bytes_are_used_only_where_they_multiply(fault, monkeypatch):
     assert not multiplies_bytes.__wrapped__()
     monkeypatch.setattr(module, "multiplies_bytes", lambda: False)
     assert not bytes_are_fast.__wrapped__()
+
+
+@needs_bytes
+def test_a_slow_kernel_is_measured_only_twice(monkeypatch):
+    rough, calls = Screen.rough, []
+
+    def slow(self, x):
+        calls.append(time.sleep(0.2))
+        return rough(self, x)
+
+    monkeypatch.setattr(module, "multiplies_bytes", lambda: True)
+    monkeypatch.setattr(Screen, "rough", slow)
+    assert not bytes_are_fast.__wrapped__()
+    assert len(calls) == 2
 
 
 @needs_onednn
