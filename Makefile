@@ -1,6 +1,8 @@
 # make book   the rendered book, every chapter run        make serve   the same, in a browser
 # make test   everything that is checked                  make clean   forget what was made
 # make benchmark   our speed beside that of others, on this machine
+# make epub   the first part as an EPUB, for readers and tablets
+# make coverage    which lines of the package the tests run
 
 PYTHON  ?= python3
 VENV    := .venv
@@ -13,10 +15,10 @@ RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
 JB      := $(RUN) $(BIN)/jupyter-book build . --quiet
 SERVE   := $(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html
 
-.PHONY: book test serve benchmark clean export lint types unit strict browser help
+.PHONY: book epub test serve site links benchmark lowest clean export lint types unit coverage strict browser help
 
 help:
-	@sed -n '1,3p' Makefile
+	@sed -n '1,5p' Makefile
 
 $(READY): requirements.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,8 +36,19 @@ serve: book
 	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
 	@$(SERVE) $(PORT)
 
+# The pages, with the notebooks beside them, which install from $BOOK_REPOSITORY_URL on Colab.
+site: book
+	@$(BIN)/python book/_ext/export.py --publish _build/html
+	@touch _build/html/.nojekyll
+
+links: book
+	$(JB) --builder linkcheck
+
 benchmark: $(READY)
 	@$(BIN)/python -m benchmarks
+
+epub: book
+	@$(BIN)/python book/_ext/epub.py
 
 test: $(READY) export lint types unit strict browser
 	@echo "All checks passed."
@@ -54,8 +67,12 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --durations=15 --cov=annotated_transformer \
+	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --durations=15 $(COVERAGE) \
 	  --ignore=tests/browser tests book
+
+# Measuring coverage takes the tests a quarter longer.
+coverage: COVERAGE = --cov=annotated_transformer
+coverage: unit
 
 strict: $(READY)
 	rm -rf _build/html _build/.doctrees
@@ -63,6 +80,10 @@ strict: $(READY)
 
 browser: $(READY)
 	$(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist=load tests/browser
+
+# A part of the tests with the lowest versions that pyproject.toml names, in an environment of its own.
+lowest: $(READY)
+	$(BIN)/python tests/lowest.py --workers $(WORKERS)
 
 clean:
 	rm -rf _build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -20,32 +20,25 @@ import torch
 from torch import Tensor, nn
 
 from annotated_transformer.model import architecture
-from annotated_transformer.model.architecture import EncoderDecoder as EncoderDecoder
-from annotated_transformer.model.architecture import Generator as Generator
-from annotated_transformer.model.architecture import clones as clones
-from annotated_transformer.model.attention import attention as attention
-from annotated_transformer.model.embeddings import Embeddings as Embeddings
-from annotated_transformer.model.embeddings import PositionalEncoding as PositionalEncoding
-from annotated_transformer.model.feed_forward import (
-    PositionwiseFeedForward as PositionwiseFeedForward,
-)
-from annotated_transformer.model.multi_head import MultiHeadedAttention as MultiHeadedAttention
-from annotated_transformer.model.multi_head import subsequent_mask as subsequent_mask
+from annotated_transformer.model.architecture import EncoderDecoder, Generator, clones
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.embeddings import Embeddings, PositionalEncoding
+from annotated_transformer.model.feed_forward import PositionwiseFeedForward
+from annotated_transformer.model.multi_head import MultiHeadedAttention, subsequent_mask
 from annotated_transformer.training import batches
-from annotated_transformer.training.optimizer import NoamOpt as NoamOpt
-from annotated_transformer.training.optimizer import rate as rate
-from annotated_transformer.training.regularization import LabelSmoothing as LabelSmoothing
-from annotated_transformer.translation.greedy import greedy_decode as greedy_decode
+from annotated_transformer.training.optimizer import NoamOpt, rate
+from annotated_transformer.training.regularization import LabelSmoothing
+from annotated_transformer.translation.greedy import greedy_decode
 
 __all__ = [  # MyIterator too, but a star should not need torchtext
-    *("Batch", "Decoder", "DecoderLayer", "DummyOptimizer", "DummyScheduler", "Embeddings"),
-    *("Encoder", "EncoderDecoder", "EncoderLayer", "Generator", "LabelSmoothing", "LayerNorm"),
-    *("MultiGPULossCompute", "MultiHeadedAttention", "NoamOpt", "PositionalEncoding"),
-    *("PositionwiseFeedForward", "SimpleLossCompute", "SublayerConnection", "TrainState"),
-    *("article_state", "attention", "average", "batch_size_fn", "clones", "data_gen"),
-    *("get_std_opt", "greedy_decode", "make_model", "rate", "rebatch", "run_epoch"),
-    *("subsequent_mask", "tokenize_de", "tokenize_en"),
-]
+    "Batch", "Decoder", "DecoderLayer", "DummyOptimizer", "DummyScheduler", "Embeddings",
+    "Encoder", "EncoderDecoder", "EncoderLayer", "Generator", "LabelSmoothing", "LayerNorm",
+    "MultiGPULossCompute", "MultiHeadedAttention", "NoamOpt", "PositionalEncoding",
+    "PositionwiseFeedForward", "SimpleLossCompute", "SublayerConnection", "TrainState",
+    "article_state", "attention", "average", "batch_size_fn", "clones", "data_gen",
+    "get_std_opt", "greedy_decode", "make_model", "rate", "rebatch", "run_epoch",
+    "subsequent_mask", "tokenize_de", "tokenize_en",
+]  # fmt: skip
 
 # --- the model ------------------------------------------------------------------------------
 
@@ -98,22 +91,20 @@ class DecoderLayer(architecture.DecoderLayer):
         self.sublayer = clones(SublayerConnection(size, dropout), 3)
 
 
-class Encoder(architecture.Encoder):
+class _Stack(nn.Module):
     """``N`` layers, and a norm at their end; a layer needs no more than its ``size``."""
 
     def __init__(self, layer: Any, N: int) -> None:
         nn.Module.__init__(self)
-        self.layers = clones(layer, N)
-        self.norm = LayerNorm(layer.size)  # type: ignore[assignment]
+        self.layers, self.norm = clones(layer, N), LayerNorm(layer.size)
 
 
-class Decoder(architecture.Decoder):
-    """``N`` layers, and a norm at their end; a layer needs no more than its ``size``."""
+class Encoder(_Stack, architecture.Encoder):  # type: ignore[misc]
+    """The encoder's layers, each with the article's ``size``, and the article's norm."""
 
-    def __init__(self, layer: Any, N: int) -> None:
-        nn.Module.__init__(self)
-        self.layers = clones(layer, N)
-        self.norm = LayerNorm(layer.size)  # type: ignore[assignment]
+
+class Decoder(_Stack, architecture.Decoder):  # type: ignore[misc]
+    """The decoder's layers, each with the article's ``size``, and the article's norm."""
 
 
 def make_model(
@@ -270,6 +261,11 @@ def get_std_opt(model: Any) -> NoamOpt:
     return NoamOpt(model.src_embed[0].d_model, 2, 4000, adam)
 
 
+def _update(opt: Any) -> None:
+    opt.step()
+    opt.optimizer.zero_grad()
+
+
 _GIVEN = object()
 
 
@@ -292,8 +288,7 @@ class SimpleLossCompute:
             return loss.detach() * norm, loss
         if self.opt is not None:
             loss.backward()
-            self.opt.step()
-            self.opt.optimizer.zero_grad()
+            _update(self.opt)
         return loss.item() * norm
 
 
@@ -336,8 +331,7 @@ class MultiGPULossCompute:
                     loss.backward(retain_graph=True)  # all columns share the moved parameters
         if learn:
             out.backward(gradient=leaf.grad)
-            self.opt.step()
-            self.opt.optimizer.zero_grad()
+            _update(self.opt)
         return total * normalize
 
 
@@ -417,9 +411,8 @@ def run_epoch(
         tokens += batch.ntokens
         if i % 50 == 1 and mode in ("train", "train+log"):
             speed = tokens / (time.time() - start)
-            print(
-                f"Epoch Step: {i} Loss: {float(loss) / batch.ntokens:f} Tokens per Sec: {speed:f}"
-            )
+            mean = float(loss) / batch.ntokens
+            print(f"Epoch Step: {i} Loss: {mean:f} Tokens per Sec: {speed:f}")
             start, tokens = time.time(), 0
     return total / total_tokens if optimizer is None else (total / total_tokens, state)
 
@@ -437,8 +430,7 @@ def _learn(loss: Tensor, optimizer: Any, scheduler: Any, state: TrainState, step
 
 def average(model: nn.Module, models: Sequence[nn.Module]) -> None:
     """Set a model's weights to the mean of others' (2022, §6.1)."""
+    parameters = (each.parameters() for each in (model, *models))
     with torch.no_grad():
-        for own, *others in zip(
-            model.parameters(), *(other.parameters() for other in models), strict=True
-        ):
+        for own, *others in zip(*parameters, strict=True):
             own.copy_(torch.stack(others).mean(0))

@@ -112,6 +112,8 @@ def _inline(svg: str, alt_text: str) -> str:
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # would apply to the whole page
     # Without a prefix, names in the drawings of one page would clash.
     salt = "f" + sha256((svg + alt_text).encode()).hexdigest()[:8]
+    # The same image twice in a figure has the same id twice; nothing refers to it.
+    svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{salt}-", svg)
     label = html.escape(" ".join(alt_text.split()))
     style = 'fill="currentColor" stroke-linejoin="round" style="max-width:100%;height:auto"'

@@ -7,43 +7,18 @@ decides first weights and order. Seeds that the record has already are not measu
 """
 
 from __future__ import annotations
-import __future__
 
 import argparse
-import ast
 import json
 from pathlib import Path
 from typing import Any
 
-import jupytext
-
-from annotated_transformer.background import seq2seq
 from annotated_transformer.engine.records import processor
+from benchmarks.chapters import definitions
 from benchmarks.records import keep, origin
 
-CHAPTER = Path(__file__).parents[1] / "book" / "background" / "seq2seq.md"
 VALUES = {"longest", "training", "test", "german", "english", "updates", "every", "kinds"}
-KINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 LONGER = 3  # times as many updates, for the dot-product form once more
-
-
-def kept(statement: ast.stmt) -> bool:
-    """Whether a statement of the chapter defines something that is needed here."""
-    if isinstance(statement, ast.Assign):
-        return all(isinstance(part, ast.Name) and part.id in VALUES for part in statement.targets)
-    return isinstance(statement, KINDS)
-
-
-def chapter() -> dict[str, Any]:
-    """Return what the chapter's cells define, without training or drawing anything."""
-    names: dict[str, Any] = dict(vars(seq2seq))
-    flag = __future__.annotations.compiler_flag
-    for cell in jupytext.read(CHAPTER).cells:
-        skipped = {"export", "remove-cell"} & set(cell.metadata.get("tags", []))
-        if cell.cell_type == "code" and not skipped:
-            body = [part for part in ast.parse(cell.source).body if kept(part)]
-            exec(compile(ast.Module(body, []), str(CHAPTER), "exec", flag), names)
-    return names
 
 
 def measure(names: dict[str, Any], form: str, updates: int, seed: int) -> dict[str, Any]:
@@ -63,7 +38,8 @@ def measure(names: dict[str, Any], form: str, updates: int, seed: int) -> dict[s
 
 def agreement(names: dict[str, Any], choose: Any, known: Any) -> float:
     """Return how often the best source word is right, over all test sentences."""
-    return round(names["agreement"](choose, known, names["every"]), 4)
+    share: float = names["agreement"](choose, known, names["every"])
+    return round(share, 4)
 
 
 def main() -> None:
@@ -72,7 +48,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="how many, from 0")
     parser.add_argument("--record", type=Path, help="keep the figures in this JSON file")
     options = parser.parse_args()
-    names = chapter()
+    names = definitions("background/seq2seq", VALUES)
     forms = {form: (form, count) for form, count in names["updates"].items()}
     forms["dot, longer"] = ("dot", LONGER * names["updates"]["dot"])
     runs: dict[str, Any] = {}

@@ -59,7 +59,8 @@ def sentences(
     """Make up pairs, one in fifty of them unfit."""
     lengths = np.clip(np.exp(chance.normal(3.0, 0.5, count)), 1, 100).astype(int)
     drawn = (TYPES ** chance.random(int(lengths.sum()))).astype(int) - 1  # Zipf: uniform logarithm
-    found, end = [], 0
+    found: list[tuple[str, str]] = []
+    end = 0
     for length, kind in zip(lengths.tolist(), chance.integers(0, 250, count).tolist(), strict=True):
         numbers = drawn[end : end + length]
         end += length

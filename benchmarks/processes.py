@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from annotated_transformer.engine.precision import PreciseLoss, Precision
+from annotated_transformer.engine.processes import process_group
 from annotated_transformer.engine.records import processor
 from annotated_transformer.fast.products import prepare_cpu
 from annotated_transformer.model.transformer import build_model
 from annotated_transformer.training.distributed import (
     local_batches,
-    process_group,
     replica_loss,
     replicate,
 )

@@ -30,13 +30,14 @@ import inspect
 import sys
 import types
 import unittest.mock
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jupytext
+import matplotlib.pyplot as plt
 import torch
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
@@ -66,15 +67,14 @@ class Cell:
 
 @functools.lru_cache
 def cells(chapter: str) -> tuple[Cell, ...]:
-    """Read the code cells of ``book/<chapter>.md``, without the install cell for Colab."""
+    """Read the code cells of ``book/<chapter>.md``."""
     name = chapter.removeprefix("book/").removesuffix(".md")
     notebook = jupytext.read(BOOK / f"{name}.md")
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    found = (
+    return tuple(
         Cell(number, cell.source, frozenset(cell.metadata.get("tags", [])))
         for number, cell in enumerate(code, start=1)
     )
-    return tuple(cell for cell in found if "remove-cell" not in cell.tags)
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
@@ -206,7 +206,7 @@ def _sandbox(name: str) -> Iterator[dict[str, Any]]:
             yield module.__dict__
         finally:
             del sys.modules[name]
-            figures.plt.close("all")
+            plt.close("all")
             torch.set_float32_matmul_precision(precision)
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
@@ -295,6 +295,28 @@ def run_claim(
                 exec(code, namespace)
             except Exception as error:
                 raise CellError(cell.number, cell.checks(claim), error) from error
+    return namespace
+
+
+def run_page(chapter: str, instead: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run all cells of a chapter, with their assertions; return the names that they defined.
+
+    Args:
+        chapter: The chapter's path in the book.
+        instead: A cell that holds a key is replaced by its value.
+
+    Raises:
+        CellError: A cell failed.
+    """
+    compiler = codeop.Compile()
+    with _sandbox(f"_page_{chapter.replace('/', '_')}") as namespace:
+        for cell in cells(chapter):
+            source = next((n for o, n in (instead or {}).items() if o in cell.source), cell.source)
+            tree = ast.parse(source)
+            try:
+                exec(compiler(tree, f"{chapter}.md[cell {cell.number}]", "exec"), namespace)  # type: ignore[arg-type]
+            except Exception as error:
+                raise CellError(cell.number, bool(cell.tags), error) from error
     return namespace
 
 

@@ -1,11 +1,13 @@
 """Code written for The Annotated Transformer runs with changed imports, and learns."""
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Variable
 
 import annotated_transformer
@@ -34,6 +36,9 @@ from annotated_transformer.article import (
     tokenize_de,
     tokenize_en,
 )
+from annotated_transformer.model.embeddings import Embeddings
+from annotated_transformer.model.feed_forward import PositionwiseFeedForward
+from tests.parts import part_of
 
 V = 11
 PADDED = torch.tensor([[1, 8, 9, 2], [1, 3, 2, 0]])
@@ -42,19 +47,20 @@ PADDED = torch.tensor([[1, 8, 9, 2], [1, 3, 2, 0]])
 def noam(model: nn.Module, warmup: int, factor: float = 1.0) -> NoamOpt:
     """As users of 2018 write it."""
     adam = torch.optim.Adam(model.parameters(), lr=0, betas=(0.9, 0.98), eps=1e-9)
-    return NoamOpt(model.src_embed[0].d_model, factor, warmup, adam)
+    return NoamOpt(part_of(model, "src_embed.0", Embeddings).d_model, factor, warmup, adam)
 
 
 def copy_task_2018(model: nn.Module, epochs: int) -> float:
     """The copy task as the edition of 2018 runs it; return the last loss per token."""
     criterion = LabelSmoothing(size=V, padding_idx=0, smoothing=0.0)
     opt, last = noam(model, 400), math.inf
+    generator = model.get_submodule("generator")
     for _ in range(epochs):
         model.train()
-        run_epoch(data_gen(V, 30, 20), model, SimpleLossCompute(model.generator, criterion, opt))
+        run_epoch(data_gen(V, 30, 20), model, SimpleLossCompute(generator, criterion, opt))
         model.eval()
         with torch.no_grad():
-            check = SimpleLossCompute(model.generator, criterion, None)
+            check = SimpleLossCompute(generator, criterion, None)
             last = run_epoch(data_gen(V, 30, 5), model, check)
     assert opt._step == 20 * epochs
     assert opt._rate == opt.rate() == opt.optimizer.param_groups[0]["lr"]
@@ -74,12 +80,12 @@ def test_the_copy_task_of_2018_learns(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_loss_of_several_devices_gives_the_same_weights() -> None:
-    def trained(make) -> list[torch.Tensor]:
+    def trained(make: Callable[..., Any]) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = article.make_model(V, V, 1, 16, 32, 2, dropout=0.0).double()
-        for part in model.modules():
-            if isinstance(part, nn.Dropout):
-                part.p = 0.0
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         criterion = LabelSmoothing(V, 0, 0.1)
         # SGD: Adam would blow up the rounding of a gradient that is zero
         opt = NoamOpt(16, 1, 2, torch.optim.SGD(model.parameters(), lr=0))
@@ -92,6 +98,8 @@ def test_the_loss_of_several_devices_gives_the_same_weights() -> None:
         torch.testing.assert_close(mine, yours, rtol=0, atol=1e-12)
 
 
+# The article steps its schedule after each batch, also before the first update of several.
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")
 def test_the_loop_of_2022() -> None:
     torch.manual_seed(0)
     model = article.make_model(V, V, N=1, d_model=16, d_ff=32, h=2)
@@ -131,24 +139,29 @@ def test_attributes_of_both_editions() -> None:
     attn = MultiHeadedAttention(2, 8)
     x = torch.randn(3, 4, 8)
     attn(x, x, x, subsequent_mask(4))
+    assert attn.attn is not None
     assert attn.attn.shape == (3, 2, 4, 4)
     assert len(attn.linears) == 4
     criterion = LabelSmoothing(size=5, padding_idx=0, smoothing=0.4)
     criterion(torch.randn(2, 5).log_softmax(-1), torch.tensor([2, 0]))
     assert criterion.confidence == 0.6
+    assert criterion.true_dist is not None
     assert criterion.true_dist[0].tolist() == pytest.approx([0, 0.4 / 3, 0.6, 0.4 / 3, 0.4 / 3])
     assert criterion.true_dist[1].tolist() == [0.0] * 5
 
 
 def test_defaults_are_those_of_the_article() -> None:
     model = article.make_model(7, 9, N=1, d_model=8, d_ff=16, h=2, dropout=0.2)
-    layer = model.encoder.layers[0]
     assert {p.p for p in model.modules() if isinstance(p, nn.Dropout)} == {0.1, 0.2}
-    assert layer.self_attn.dropout.p == 0.1
-    assert layer.feed_forward.dropout.p == 0.2
+    assert part_of(model, "encoder.layers.0.self_attn", MultiHeadedAttention).dropout.p == 0.1
+    assert part_of(model, "encoder.layers.0.feed_forward", PositionwiseFeedForward).dropout.p == 0.2
     assert {m.order for m in model.modules() if hasattr(m, "order")} == {"pre"}
-    assert model.src_embed[0].lut.weight is not model.tgt_embed[0].lut.weight
-    assert model.generator.proj.weight is not model.tgt_embed[0].lut.weight
+    assert model.get_parameter("src_embed.0.lut.weight") is not model.get_parameter(
+        "tgt_embed.0.lut.weight"
+    )
+    assert model.get_parameter("generator.proj.weight") is not model.get_parameter(
+        "tgt_embed.0.lut.weight"
+    )
     x = torch.randn(4, 8)
     wanted = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
     torch.testing.assert_close(LayerNorm(8)(x), wanted)
@@ -160,7 +173,7 @@ def test_a_layer_of_ones_own_goes_into_the_stacks() -> None:
     class Doubling(nn.Module):
         size = 4
 
-        def forward(self, x, mask):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
             return 2 * x
 
     x = torch.randn(2, 3, 4)
@@ -205,10 +218,13 @@ def test_names_at_the_top_are_those_of_their_modules() -> None:
 class Article(nn.Module):
     """The article's model, evaluated from its weights alone: an oracle in plain products."""
 
-    def __init__(self, N, d, ff, h, vocab):
+    def __init__(self, N: int, d: int, ff: int, h: int, vocab: int) -> None:
         super().__init__()
         self.N, self.d, self.h = N, d, h
-        shapes = {"src_embed.0.lut.weight": (vocab, d), "tgt_embed.0.lut.weight": (vocab, d)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "src_embed.0.lut.weight": (vocab, d),
+            "tgt_embed.0.lut.weight": (vocab, d),
+        }
         shapes |= {"generator.proj.weight": (vocab, d), "generator.proj.bias": (vocab,)}
         for side, kinds in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "src_attn"])):
             norms = [f"{side}.norm"]
@@ -224,18 +240,20 @@ class Article(nn.Module):
                 norms += [f"{stem}.sublayer.{j}.norm" for j in range(len(kinds) + 1)]
             shapes |= {f"{norm}.{key}": (d,) for norm in norms for key in ("a_2", "b_2")}
         scale = {True: d**-0.5, False: 1.0}
-        self.w = {k: torch.randn(s) * scale[len(s) == 2] for k, s in shapes.items()}
+        self.w: dict[str, Tensor] = {
+            k: torch.randn(s) * scale[len(s) == 2] for k, s in shapes.items()
+        }
         self.w["src_embed.1.pe"] = torch.zeros(1, 5000, d)
 
-    def norm(self, x, name):
+    def norm(self, x: Tensor, name: str) -> Tensor:
         mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
         return self.w[f"{name}.a_2"] * (x - mean) / (std + 1e-6) + self.w[f"{name}.b_2"]
 
-    def linear(self, x, name):
+    def linear(self, x: Tensor, name: str) -> Tensor:
         return x @ self.w[f"{name}.weight"].T + self.w[f"{name}.bias"]
 
-    def attend(self, q, m, mask, name):
-        def heads(x, j):
+    def attend(self, q: Tensor, m: Tensor, mask: Tensor, name: str) -> Tensor:
+        def heads(x: Tensor, j: int) -> Tensor:
             x = self.linear(x, f"{name}.linears.{j}")
             return x.view(*x.shape[:2], self.h, -1).transpose(1, 2)
 
@@ -244,7 +262,7 @@ class Article(nn.Module):
         x = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9).softmax(-1) @ v
         return self.linear(x.transpose(1, 2).flatten(2), f"{name}.linears.3")
 
-    def embed(self, tokens, side):
+    def embed(self, tokens: Tensor, side: str) -> Tensor:
         d, length = self.d, tokens.size(1)
         pe = torch.zeros(length, d)
         for pos in range(length):
@@ -253,13 +271,20 @@ class Article(nn.Module):
                 pe[pos, i], pe[pos, i + 1] = math.sin(angle), math.cos(angle)
         return self.w[f"{side}_embed.0.lut.weight"][tokens] * math.sqrt(d) + pe
 
-    def stack(self, x, side, mask, memory=None, memory_mask=None):
+    def stack(
+        self,
+        x: Tensor,
+        side: str,
+        mask: Tensor,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
         for i in range(self.N):
             stem = f"{side}.layers.{i}"
             y = self.norm(x, f"{stem}.sublayer.0.norm")
             x = x + self.attend(y, y, mask, f"{stem}.self_attn")
             last = 1
-            if memory is not None:
+            if memory is not None and memory_mask is not None:
                 y = self.norm(x, f"{stem}.sublayer.1.norm")
                 x = x + self.attend(y, memory, memory_mask, f"{stem}.src_attn")
                 last = 2
@@ -268,14 +293,14 @@ class Article(nn.Module):
             x = x + self.linear(y, f"{stem}.feed_forward.w_2")
         return self.norm(x, f"{side}.norm")
 
-    def forward(self, src, tgt, src_mask, tgt_mask):
+    def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor, tgt_mask: Tensor) -> Tensor:
         memory = self.stack(self.embed(src, "src"), "encoder", src_mask)
         x = self.stack(self.embed(tgt, "tgt"), "decoder", tgt_mask, memory, src_mask)
         return self.linear(x, "generator.proj").log_softmax(-1)
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_weights_of_the_article_load(broken):
+def test_weights_of_the_article_load(broken: bool) -> None:
     torch.manual_seed(0)
     article = Article(2, 16, 32, 4, 13)
     state = article_state(article.w)

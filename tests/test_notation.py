@@ -10,19 +10,19 @@ from torch import nn
 from annotated_transformer import __version__, notation
 
 
-def test_special_tokens_are_numbered_from_zero():
+def test_special_tokens_are_numbered_from_zero() -> None:
     numbers = (notation.PAD, notation.BOS, notation.EOS, notation.UNK)
     assert numbers == tuple(range(len(notation.SPECIAL_TOKENS)))
 
 
-def test_special_tokens_are_distinct_and_marked():
+def test_special_tokens_are_distinct_and_marked() -> None:
     assert len(set(notation.SPECIAL_TOKENS)) == len(notation.SPECIAL_TOKENS)
     for token in notation.SPECIAL_TOKENS:
         assert token.startswith("<")
         assert token.endswith(">")
 
 
-def test_names_fit_tokens():
+def test_names_fit_tokens() -> None:
     names = {
         "PAD": "<pad>",
         "BOS": "<s>",
@@ -33,7 +33,7 @@ def test_names_fit_tokens():
         assert notation.SPECIAL_TOKENS[getattr(notation, name)] == token
 
 
-def test_version_is_three_numbers():
+def test_version_is_three_numbers() -> None:
     assert all(part.isdigit() for part in __version__.split("."))
     assert __version__.count(".") == 2
 
@@ -41,16 +41,16 @@ def test_version_is_three_numbers():
 PAGE = Path(__file__).parents[1] / "book/notation.md"
 
 
-def table_of_masks():
+def table_of_masks() -> dict[str, set[str]]:
     """Return the arguments that the page lists for each class of PyTorch."""
     rows = re.findall(r"^\| `nn\.(\w+)` \| ([^|]+) \|", PAGE.read_text("utf-8"), re.M)
-    found = {}
+    found: dict[str, set[str]] = {}
     for kind, names in rows:
         found.setdefault(kind, set()).update(re.findall(r"`(\w+)`", names))
     return found
 
 
-def test_the_table_of_masks_names_pytorchs_arguments():
+def test_the_table_of_masks_names_pytorchs_arguments() -> None:
     table = table_of_masks()
     assert set(table) == {"MultiheadAttention", "TransformerEncoder", "Transformer"}
     for kind, names in table.items():
@@ -58,7 +58,7 @@ def test_the_table_of_masks_names_pytorchs_arguments():
         assert names == {name for name in parameters if name.endswith("mask")}, kind
 
 
-def test_true_hides_in_every_mask_of_the_table():
+def test_true_hides_in_every_mask_of_the_table() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 3, 8)
     kinds = {

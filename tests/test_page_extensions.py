@@ -1,8 +1,10 @@
 """What our small Sphinx extensions add to a page."""
 
 import importlib.util
+import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from docutils import nodes
@@ -10,15 +12,20 @@ from docutils import nodes
 ROOT = Path(__file__).parents[1]
 
 
-def extension(name):
+def extension(name: str) -> Any:
+    """Load an extension as Sphinx does, from a folder that is on the path."""
+    if (folder := str(ROOT / "book" / "_ext")) not in sys.path:
+        sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(name, ROOT / "book" / "_ext" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
-def runtime():
+def runtime() -> Any:
     return extension("runtime")
 
 
@@ -32,17 +39,19 @@ def runtime():
         (125, "2 min 05 s"),
     ],
 )
-def test_durations_read_well(runtime, seconds, text):
+def test_durations_read_well(runtime: Any, seconds: float, text: str) -> None:
     assert runtime.duration(seconds) == text
 
 
-def test_one_core_is_singular(runtime):
+def test_one_core_is_singular(runtime: Any) -> None:
     assert runtime.line(3, 1) == "Run time: 3 s on 1 CPU core"
     assert runtime.line(3, 2) == "Run time: 3 s on 2 CPU cores"
     assert runtime.cores() >= 1
 
 
-def page(runtime, monkeypatch, data):
+def page(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch, data: dict[str, float | None] | None
+) -> list[str]:
     """Run the extension on a page with a title and one paragraph."""
     collector = types.SimpleNamespace(get_exec_data=lambda env, name: data)
     monkeypatch.setattr(runtime, "NbMetadataCollector", collector)
@@ -53,31 +62,29 @@ def page(runtime, monkeypatch, data):
     return [node.astext() for node in tree[0]]
 
 
-def test_run_time_stands_below_the_title(runtime, monkeypatch):
+def test_run_time_stands_below_the_title(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     title, line, text = page(runtime, monkeypatch, {"runtime": 12.0})
     assert (title, text) == ("A chapter", "First sentence.")
     assert line.startswith("Run time: 12 s on ")
 
 
 @pytest.mark.parametrize("data", [None, {}, {"runtime": None}])
-def test_a_page_that_did_not_run_says_nothing(runtime, monkeypatch, data):
+def test_a_page_that_did_not_run_says_nothing(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch, data: dict[str, float | None] | None
+) -> None:
     assert page(runtime, monkeypatch, data) == ["A chapter", "First sentence."]
 
 
-def put(tmp_path, body):
+def put(tmp_path: Path, body: str) -> str:
     """Run the drawing extension on the body of a page."""
-    folder = tmp_path / "book" / "_static"
-    folder.mkdir(parents=True)
     ours = '<?xml version="1.0"?>\n<svg aria-labelledby="t" fill="currentColor"></svg>\n'
-    (folder / "ours.svg").write_text(ours)
-    (folder / "plain.svg").write_text('<svg fill="red"></svg>')
-    context = {"body": body}
-    app = types.SimpleNamespace(srcdir=str(tmp_path))
-    extension("inline_svg").inline(app, "a", "page.html", context, None)
-    return context["body"]
+    (tmp_path / "ours.svg").write_text(ours)
+    (tmp_path / "plain.svg").write_text('<svg fill="red"></svg>')
+    got: str = extension("inline_svg").inline(body, tmp_path)
+    return got
 
 
-def test_our_drawings_go_into_the_page(tmp_path):
+def test_our_drawings_go_into_the_page(tmp_path: Path) -> None:
     got = put(tmp_path, '<p><img alt="A &amp; B" src="../_images/ours.svg" /></p>')
     assert got.startswith('<p><svg aria-label="A &amp; B" class="drawing"')
     assert "aria-labelledby" not in got  # one label, that of the chapter
@@ -85,11 +92,11 @@ def test_our_drawings_go_into_the_page(tmp_path):
     assert got.endswith("</svg></p>")
 
 
-def test_without_a_text_the_drawing_describes_itself(tmp_path):
+def test_without_a_text_the_drawing_describes_itself(tmp_path: Path) -> None:
     assert 'aria-labelledby="t"' in put(tmp_path, '<img alt="" src="_images/ours.svg" />')
 
 
 @pytest.mark.parametrize("name", ["plain", "unknown"])
-def test_other_images_stay(tmp_path, name):
+def test_other_images_stay(tmp_path: Path, name: str) -> None:
     body = f'<img alt="x" src="../_images/{name}.svg" />'
     assert put(tmp_path, body) == body

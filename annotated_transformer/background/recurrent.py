@@ -26,14 +26,14 @@ class Cell(nn.Module, ABC):
     """
 
     gates: ClassVar[int] = 1  # vectors that each product gives
-    states: ClassVar[int] = 1  # vectors that go along
+    states: ClassVar[int] = 1  # vectors that are carried along
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
         self.hidden_size = hidden_size
         self.from_input = nn.Linear(input_size, self.gates * hidden_size)
         self.from_state = nn.Linear(hidden_size, self.gates * hidden_size)
-        bound = hidden_size**-0.5
+        bound = hidden_size**-0.5  # as in PyTorch
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
@@ -78,8 +78,8 @@ def gru_step(given: Tensor, kept: Tensor, h: Tensor) -> Tensor:
     """Take one step of a GRU whose products are known.
 
     Args:
-        given: What the input adds to the two gates and the candidate, ``(batch, 3 * hidden)``.
-        kept: What the state adds to them, likewise.
+        given: The input's product for r, z and n, ``(batch, 3 * hidden)``.
+        kept: The state's product for them, likewise.
         h: The state ``(batch, hidden)``.
     """
     r_x, z_x, n_x = given.chunk(3, dim=-1)
@@ -103,7 +103,10 @@ class GRUCell(Cell):
 def sweep(
     cell: Cell, x: Tensor, state: State, keep: Tensor | None, *, backward: bool = False
 ) -> tuple[Tensor, State]:
-    """Take a cell along all positions of a batch.
+    """Run a cell along all positions of a batch.
+
+    Where there is padding, the old state is carried on. So the state after the last position is
+    that after the last word, and going backward the first word is met with the first state.
 
     Args:
         cell: What makes a new state from an old one.
@@ -114,7 +117,7 @@ def sweep(
 
     Returns:
         The states ``h`` at all positions, ``(batch, n, hidden_size)``, zero at padding, and the
-        state at the end of the way.
+        state after the last step.
     """
     products = cell.from_input(x).unbind(1)  # one product for all positions
     real = [None] * len(products) if keep is None else keep.unbind(1)
@@ -150,13 +153,13 @@ def _real(x: Tensor, lengths: Tensor | None) -> Tensor | None:
 
 
 class Recurrent(nn.Module):
-    """Layers of one kind of cell, from left to right or in both directions.
+    """A stack of layers of one kind of cell, in one direction or in both.
 
     Args:
         input_size: Width of the input.
         hidden_size: Width of the state, in each direction.
         num_layers: How many layers; each reads the outputs of the one below.
-        bidirectional: Whether every layer reads from both sides.
+        bidirectional: Whether a second cell in each layer reads from the right.
         dropout: Share of a layer's outputs that is dropped before the next layer, in training.
     """
 
@@ -181,7 +184,7 @@ class Recurrent(nn.Module):
         self.num_layers, self.dropout = num_layers, dropout
         self.bidirectional, self.ways = bidirectional, 2 if bidirectional else 1
         widths = [input_size] + [self.ways * hidden_size] * (num_layers - 1)
-        # Layer by layer, and in a layer first the way from the left.
+        # Layer by layer, and in a layer first the cell that reads from the left.
         cells = [self.cell(width, hidden_size) for width in widths for _ in range(self.ways)]
         self.cells = nn.ModuleList(cells)
 
@@ -192,8 +195,8 @@ class Recurrent(nn.Module):
 
         Args:
             x: Shape ``(batch, n, input_size)``.
-            lengths: Words of each sentence, ``(batch,)``; all are ``n`` otherwise.
-            state: Where to start, zero otherwise. A tuple of one tensor
+            lengths: Words of each sentence, ``(batch,)``; ``n`` for all if not given.
+            state: Where to start; zero if not given. A tuple of one tensor
                 ``(num_layers * ways, batch, hidden_size)``, of two for the LSTM: h and c.
 
         Returns:
@@ -218,13 +221,13 @@ class Recurrent(nn.Module):
         return x, tuple(torch.stack(part) for part in zip(*ends, strict=True))
 
     def _sweeps(self) -> Iterator[Cell]:
-        """Return the cells with their type."""
+        """Yield the cells, with their type."""
         for cell in self.cells:
             assert isinstance(cell, Cell)
             yield cell
 
     def _begin(self, x: Tensor, state: State | None) -> Iterator[State]:
-        """Return the state in which each cell starts."""
+        """Yield the state in which each cell starts."""
         shape = (len(self.cells), x.size(0), self.hidden_size)
         if state is None:
             state = (x.new_zeros(shape),) * self.cell.states
@@ -234,7 +237,7 @@ class Recurrent(nn.Module):
         return zip(*(part.unbind(0) for part in state), strict=True)
 
     def _pairs(self, other: nn.RNNBase) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield our parameters, each with that of PyTorch's layer that means the same."""
+        """Yield our parameters, each with its counterpart in PyTorch's layer."""
         for number, cell in enumerate(self._sweeps()):
             layer, way = divmod(number, self.ways)
             end = f"_l{layer}" + ("_reverse" if way else "")
@@ -327,7 +330,7 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return log-probabilities ``(batch, n, vocab)`` of what follows ``tokens (batch, n)``.
 
-        Padding needs no lengths: it stands on the right, and what comes later is not seen.
+        Padding needs no lengths: it is on the right, and the network is causal.
         """
         y, _ = self.layer(self.embedding(tokens))
         log_probs: Tensor = self.project(y).log_softmax(dim=-1)

@@ -18,13 +18,13 @@ from annotated_transformer.translation.greedy import Steps, rows_of, rows_of_par
 
 
 class RecurrentEncoder(nn.Module):
-    """Two recurrent networks, one for each direction of reading.
+    """Two recurrent networks, one for each direction.
 
     Args:
-        width: Numbers of an embedded word.
-        hidden: Numbers of a state, for each direction.
-        layers: Networks on top of one another.
-        dropout: Between layers.
+        width: Size of an embedding.
+        hidden: Size of a state, in each direction.
+        layers: Number of layers.
+        dropout: Probability of dropping, between layers.
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -32,16 +32,16 @@ class RecurrentEncoder(nn.Module):
         self.gru = gru(width, hidden, layers, dropout, bidirectional=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Read ``x (batch, m, width)``; ``lengths (batch,)`` on the CPU says where each ends.
+        """Read ``x (batch, m, width)``; ``lengths (batch,)`` on the CPU has their lengths.
 
         Returns:
             Both states at each word, ``(batch, m, 2 * hidden)``, and each direction's last one,
             ``(batch, 2 * hidden)``. Padding, and a sentence without a word, give zeros.
         """
-        if bool((lengths == x.size(1)).all()):  # nothing is padding, and packing costs time
+        if bool((lengths == x.size(1)).all()):  # no padding, and packing costs time
             states, last = self.gru(x)
             return states, torch.cat([last[-2], last[-1]], -1)
-        some = lengths.clamp(min=1)  # nothing can be packed only where there is a word
+        some = lengths.clamp(min=1)  # PyTorch cannot pack a sentence without a word
         packed = pack_padded_sequence(x, some, batch_first=True, enforce_sorted=False)
         states, last = self.gru(packed)
         memory, _ = pad_packed_sequence(states, batch_first=True, total_length=x.size(1))
@@ -61,14 +61,14 @@ def gru(
 
 @dataclass(frozen=True)
 class Source:
-    """What a decoder knows of its sources; nothing in it depends on the target.
+    """What a decoder knows of the sources; nothing in it depends on the target.
 
     Attributes:
-        memory: What the encoder gave, ``(rows, m, 2 * hidden)``; m is 1 for a fixed context.
-        padding: Boolean ``(rows, 1, m)``, true where there is no word.
-        keys: What scores are computed with, ``(rows, m, hidden)``; empty without attention.
-        gates: What each word would add to the decoder's gates, ``(rows, m, 3 * hidden)``; empty
-            where contexts are no input of the decoder's cell.
+        memory: The output of the encoder, ``(rows, m, 2 * hidden)``; m is 1 for a fixed context.
+        padding: Boolean ``(rows, 1, m)``, true at padding.
+        keys: What queries are compared with, ``(rows, m, hidden)``; empty without attention.
+        gates: What each source word would add to the gates of the decoder's cell,
+            ``(rows, m, 3 * hidden)``; empty where the cell reads no context.
     """
 
     memory: Tensor
@@ -83,12 +83,12 @@ class Source:
 
 
 class RecurrentDecoder(nn.Module, ABC):
-    """What the three decoders share: how they start, and how they read off a word.
+    """What the three decoders share: how they start, and how they compute an output.
 
     Args:
-        width: Numbers of an embedded word, and of an output.
-        hidden: Numbers of a state.
-        layers: Networks on top of one another.
+        width: Size of an embedding, and of an output.
+        hidden: Size of a state.
+        layers: Number of layers.
     """
 
     def __init__(self, width: int, hidden: int, layers: int) -> None:
@@ -100,7 +100,7 @@ class RecurrentDecoder(nn.Module, ABC):
     def start(self, memory: Tensor) -> Tensor:
         """Return the states before the first word, ``(layers, rows, hidden)``.
 
-        They come from the memory's first row. Half of it has read the whole sentence, backwards.
+        They come from the memory's first row. Half of it has read the whole sentence backward.
         """
         first = torch.tanh(self.first(memory[:, 0]))  # (rows, layers * hidden)
         return first.view(len(first), self.layers, -1).transpose(0, 1).contiguous()
@@ -110,7 +110,7 @@ class RecurrentDecoder(nn.Module, ABC):
         return torch.tanh(self.readout(torch.cat([context, states], -1)))
 
     def prepare(self, memory: Tensor, padding: Tensor) -> Source:
-        """Work out what depends on the source alone."""
+        """Compute what depends on the source alone."""
         nothing = memory.new_empty(len(memory), 0)
         return Source(memory, padding, nothing, nothing)
 
@@ -118,7 +118,7 @@ class RecurrentDecoder(nn.Module, ABC):
     def forward(
         self, x: Tensor, source: Source, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Go on from a state, over one word or many.
+        """Continue from a state, over one word or many.
 
         Args:
             x: The words before each position, embedded: ``(rows, n, width)``.
@@ -126,8 +126,8 @@ class RecurrentDecoder(nn.Module, ABC):
             state: ``(layers, rows, hidden)``.
 
         Returns:
-            Outputs ``(rows, n, width)``, the new state, and the weights of attention
-            ``(rows, n, m)`` where there are some.
+            Outputs ``(rows, n, width)``, the new state, and the attention weights
+            ``(rows, n, m)``, or None without attention.
         """
 
 
@@ -135,10 +135,10 @@ class FixedDecoder(RecurrentDecoder):
     """One context for all words: an input of the network at each of them.
 
     Args:
-        width: Numbers of an embedded word, and of an output.
-        hidden: Numbers of a state.
-        layers: Networks on top of one another.
-        dropout: Between layers.
+        width: Size of an embedding, and of an output.
+        hidden: Size of a state.
+        layers: Number of layers.
+        dropout: Probability of dropping, between layers.
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -146,7 +146,7 @@ class FixedDecoder(RecurrentDecoder):
         self.gru = gru(width + 2 * hidden, hidden, layers, dropout)
 
     def forward(self, x: Tensor, source: Source, state: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Go on from a state; see ``RecurrentDecoder.forward``. There are no weights."""
+        """Continue from a state; see ``RecurrentDecoder.forward``. There are no weights."""
         context = source.memory.expand(-1, x.size(1), -1)  # (rows, 1, 2h) -> (rows, n, 2h)
         states, state = self.gru(torch.cat([x, context], -1), state)
         return self.read_off(context, states), state, None
@@ -161,13 +161,13 @@ def weigh(scores: Tensor, padding: Tensor) -> Tensor:
 
 
 class AdditiveDecoder(RecurrentDecoder):
-    """A context for each word, chosen by the state before it (Bahdanau and others, 2015).
+    """A context for each word, chosen by the state before it (Bahdanau et al., 2015).
 
     Args:
-        width: Numbers of an embedded word, and of an output.
-        hidden: Numbers of a state.
-        layers: Networks on top of one another; the first attends.
-        dropout: Between layers.
+        width: Size of an embedding, and of an output.
+        hidden: Size of a state.
+        layers: Number of layers; the first attends.
+        dropout: Probability of dropping, between layers.
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -181,11 +181,11 @@ class AdditiveDecoder(RecurrentDecoder):
         self.upper = gru(hidden, hidden, layers - 1, dropout) if layers > 1 else None
 
     def prepare(self, memory: Tensor, padding: Tensor) -> Source:
-        """Work out keys, and what each source word would add to the gates."""
+        """Compute keys, and what each source word would add to the gates."""
         return Source(memory, padding, self.keys(memory), self.context(memory))
 
     def forward(self, x: Tensor, source: Source, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Go on from a state, in a loop; see ``RecurrentDecoder.forward``."""
+        """Continue from a state, in a loop; see ``RecurrentDecoder.forward``."""
         states, weights, s = [], [], state[0]
         for word in self.word(x).unbind(1):  # (rows, 3h)
             kept, query = self.state(s).split(self.sizes, -1)
@@ -201,13 +201,13 @@ class AdditiveDecoder(RecurrentDecoder):
 
 
 class DotDecoder(RecurrentDecoder):
-    """A context for each word, chosen by the state after it (Luong and others, 2015, "general").
+    """A context for each word, chosen by the state after it (Luong et al., 2015, "general").
 
     Args:
-        width: Numbers of an embedded word, and of an output.
-        hidden: Numbers of a state.
-        layers: Networks on top of one another; the last attends.
-        dropout: Between layers.
+        width: Size of an embedding, and of an output.
+        hidden: Size of a state.
+        layers: Number of layers; the last attends.
+        dropout: Probability of dropping, between layers.
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -216,11 +216,11 @@ class DotDecoder(RecurrentDecoder):
         self.keys = nn.Linear(2 * hidden, hidden, bias=False)
 
     def prepare(self, memory: Tensor, padding: Tensor) -> Source:
-        """Work out the keys."""
+        """Compute the keys."""
         return Source(memory, padding, self.keys(memory), memory.new_empty(len(memory), 0))
 
     def forward(self, x: Tensor, source: Source, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Go on from a state, then attend; see ``RecurrentDecoder.forward``."""
+        """Continue from a state, then attend; see ``RecurrentDecoder.forward``."""
         states, state = self.gru(x, state)
         weights = weigh(states @ source.keys.transpose(1, 2), source.padding)
         return self.read_off(weights @ source.memory, states), state, weights
@@ -232,11 +232,11 @@ class RecurrentConfig:
 
     Attributes:
         attention: ``none`` (one fixed context), ``additive`` or ``dot``.
-        width: Numbers of an embedded word.
-        hidden: Numbers of a state, in the decoder and in each direction of the encoder.
-        layers: Networks on top of one another, in the encoder and in the decoder.
-        dropout: Share of numbers set to zero in training: of embeddings, of outputs, and
-            between layers.
+        width: Size of an embedding.
+        hidden: Size of a state, in the decoder and in each direction of the encoder.
+        layers: Number of layers, in the encoder and in the decoder.
+        dropout: Probability of dropping in training: on embeddings, on outputs, and between
+            layers.
         max_len: Most positions of a sentence. No weight depends on it; it only bounds outputs.
     """
 
@@ -248,10 +248,10 @@ class RecurrentConfig:
     max_len: int = 4096
 
     def __post_init__(self) -> None:
-        """Refuse what no model can be built from.
+        """Refuse sizes that no model can have.
 
         Raises:
-            ValueError: The form is unknown, a size is not positive, or dropout is no share.
+            ValueError: The form is unknown, a size is not positive, or dropout is not in [0, 1).
         """
         if self.attention not in DECODERS:
             raise ValueError(f"attention is none, additive or dot, not {self.attention!r}")
@@ -262,7 +262,7 @@ class RecurrentConfig:
             raise ValueError(f"dropout must be at least 0 and below 1, it is {self.dropout}")
 
     def build(self, src_vocab: int, tgt_vocab: int) -> RecurrentTranslator:
-        """Build a model, with fresh weights from the global random generator.
+        """Build a model with new weights from the global random generator.
 
         Args:
             src_vocab: Number of source tokens.
@@ -333,7 +333,7 @@ class RecurrentTranslator(EncoderDecoder):
         return self.advance(tgt, source, self.decoder.start(memory))[0]
 
     def source(self, memory: Tensor, src_mask: Tensor | None) -> Source:
-        """Work out what the decoder needs of ``memory``, for all target words."""
+        """Compute what the decoder needs of ``memory``, for all target words."""
         if src_mask is None:
             src_mask = memory.new_ones(len(memory), 1, memory.size(1), dtype=torch.bool)
         source: Source = self.decoder.prepare(memory, ~src_mask)
@@ -342,12 +342,12 @@ class RecurrentTranslator(EncoderDecoder):
     def advance(
         self, tgt: Tensor, source: Source, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Go on from a state over ``tgt (rows, n)``: outputs, new state, weights."""
+        """Continue from a state over ``tgt (rows, n)``: outputs, new state, weights."""
         outputs, state, weights = self.decoder(self.dropout(self.tgt_embed(tgt)), source, state)
         return self.dropout(outputs), state, weights
 
     def alignment(self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None) -> Tensor:
-        """Return where the decoder looks.
+        """Return the attention weights.
 
         Args:
             src: Token numbers ``(batch, m)``.
@@ -355,7 +355,7 @@ class RecurrentTranslator(EncoderDecoder):
             src_mask: Boolean ``(batch, 1, m)``, true at real tokens.
 
         Returns:
-            ``(batch, n, m)``: weights with which the word *after* each position is written.
+            ``(batch, n, m)``: weights for the word *after* each position.
 
         Raises:
             ValueError: The model has no attention.
@@ -370,7 +370,7 @@ class RecurrentTranslator(EncoderDecoder):
 
     @torch.no_grad()
     def start_steps(self, src: Tensor, src_mask: Tensor, beam: int = 1) -> RecurrentSteps:
-        """Encode sentences; return what decodes them."""
+        """Encode sentences; return the steps that decode them."""
         return RecurrentSteps(self, self.encode(src, src_mask), src_mask, beam)
 
 
@@ -390,7 +390,7 @@ def lengths(src: Tensor, src_mask: Tensor | None) -> Tensor:
 
 
 class RecurrentSteps(Steps):
-    """Steps that go on from the decoder's last state: each costs the same.
+    """Steps that continue from the decoder's last state: each costs the same.
 
     Args:
         model: In evaluation mode.
@@ -420,5 +420,5 @@ class RecurrentSteps(Steps):
         self.source, self.state = self.source.rows(rows), self.state[:, rows]
 
     def follow(self, parents: Tensor) -> None:
-        """Go on from the hypotheses ``parents (sentences, beam)``; their source is the same."""
+        """Continue from the hypotheses ``parents (sentences, beam)``; the source is the same."""
         self.state = self.state[:, rows_of_parents(parents)]

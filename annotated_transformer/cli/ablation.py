@@ -12,10 +12,11 @@ import torch
 
 from annotated_transformer.cli.options import Ablation
 from annotated_transformer.cli.output import check_target, command_line, print_result, save_record
-from annotated_transformer.cli.systems import TEST, corpus_of, load_split, prepare_device
+from annotated_transformer.cli.systems import TEST, corpus_of, load_split, move
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
 from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.records import CHOSEN, commit, processor, versions
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.translation.evaluation import (
@@ -37,20 +38,21 @@ ALPHAS = (0.2, 0.6, 1.0, 1.4)  # to choose among
 
 def run(command: Ablation) -> int:
     """Translate and score in each way, and write the record."""
-    check_target("--record", command.record)
+    path, bar = command.record or command.model / "ablation.json", not command.quiet
+    check_target("--record", path)
     system = load_system(command.model, weights=WEIGHTS)
     if (corpus := corpus_of(system)) not in TEST:
         raise UsageError(f"{command.model}: was trained on {corpus}; needs {', '.join(TEST)}")
     averaged = load_system(command.model, weights=AVERAGED)  # missing: before the first search
-    systems, bar = {WEIGHTS: system, AVERAGED: averaged}, not command.quiet
-    for each in systems.values():
-        prepare_device(each)
+    for each in (system, averaged):
+        move(each, find_device())
     split, pair = command.split or TEST[corpus], "-".join(system.languages)
     test = load_split(corpus, pair, split, mirror=command.mirror, bar=bar)
     steps: list[dict[str, Any]] = []
     before: list[str] | None = None
     for name, weights, beam, alpha in SEARCHES:
-        step, before = measure(systems[weights], test, beam, alpha, before, bar=bar)
+        chosen = averaged if weights == AVERAGED else system
+        step, before = measure(chosen, test, beam, alpha, before, bar=bar)
         steps.append({"name": name, **step})
         show_step(steps[-1])
     if split != "val":  # to choose by what is scored would be no choice
@@ -60,14 +62,7 @@ def run(command: Ablation) -> int:
         step, _ = measure(averaged, test, 5, best, before, bar=bar)
         steps.append({"name": CHOSEN, "alpha": best, "validation": found, **step})
         show_step(steps[-1])
-    record = make_record(system, test, steps)
-    save_record(command.record or command.model / "ablation.json", record)
-    return 0
-
-
-def make_record(system: System, test: ParallelText, steps: Sequence[object]) -> dict[str, Any]:
-    """Return the record of an ablation."""
-    return {
+    record = {
         "kind": "ablation",
         "command": command_line(),
         "commit": commit(),
@@ -80,6 +75,8 @@ def make_record(system: System, test: ParallelText, steps: Sequence[object]) -> 
         "hardware": {"processor": processor(), "threads": torch.get_num_threads()},
         "steps": steps,
     }
+    save_record(path, record)
+    return 0
 
 
 def measure(

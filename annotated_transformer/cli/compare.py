@@ -12,8 +12,8 @@ from annotated_transformer.translation.evaluation import paired_bootstrap
 
 def run(command: Compare) -> int:
     """Print both scores, their difference, and whether it may be chance."""
-    if command.samples < 2:
-        raise UsageError(f"--samples {command.samples}: must be 2 or more")
+    if not 2 <= command.samples <= 10**6:
+        raise UsageError(f"--samples {command.samples}: must be from 2 to 1000000")
     text = read_parallel(command.first, command.references, drop_blank=False)
     second, *_ = read_side(command.second)  # each file once: it may be a pipe
     if len(second) != len(text):

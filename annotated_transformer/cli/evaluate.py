@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from annotated_transformer.cli.options import Evaluate
-from annotated_transformer.cli.output import print_result, show_scores
+from annotated_transformer.cli.output import log, print_result, show_scores
 from annotated_transformer.cli.systems import TEST, corpus_of, load_split, open_system, test_split
 from annotated_transformer.data.corpora import ParallelText, read_parallel
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.config import UsageError, flag
+from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.translation.evaluation import LANGUAGES, protocols, score
 
@@ -21,31 +23,22 @@ def run(command: Evaluate) -> int:
         raise UsageError("give a trained system's folder, or --hypotheses and --references")
     if command.language is not None:
         raise UsageError("--language: is for two files; a system knows its own")
-    system = open_system(command.model, command.search)
+    beam, alpha, bar = command.search.beam, command.search.alpha, not command.quiet
+    system, weights = open_system(command.model, command.search)
     test = test_text(command, system)
     name = f"{test.name} {test.split}"
-    found = translate_lines(
-        system,
-        test.source,
-        beam=command.search.beam,
-        alpha=command.search.alpha,
-        name=name,
-        progress=not command.quiet,
-    )
-    beam, alpha = command.search.beam, command.search.alpha
+    found = translate_lines(system, test.source, beam=beam, alpha=alpha, name=name, progress=bar)
     search = "greedy" if beam == 1 else f"beam {beam}, alpha {alpha:g}"
     show_scores(score(found, test.target, lowercase=system.lowercase), f"{name}, {search}")
     if command.protocols:
         show_protocols(found, test.target, test.languages[1])
+    if bar:
+        log(f"translated by {command.model / weights}")
     return 0
 
 
 def evaluate_files(command: Evaluate) -> int:
     """Score one file against another."""
-    said, usual = ({**vars(each), **vars(each.search)} for each in (command, Evaluate()))
-    for name in ("corpus", "prepared", "split", "mirror", "beam", "alpha", "averaged", "best"):
-        if said[name] != usual[name]:
-            raise UsageError(f"{flag(name)}: is for a system, not for two files")
     language = command.language
     if language is not None and not command.protocols:
         raise UsageError("--language: is for --protocols; give both")
@@ -68,9 +61,9 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
     pair = "-".join(system.languages)
     if command.prepared is not None:
         if command.corpus is not None:
-            raise UsageError("--corpus or --prepared, not both")
+            raise UsageError("--corpus or --prepared, not both; leave one of them out")
         if command.mirror is not None:
-            raise UsageError("--mirror: a prepared corpus needs no download")
+            raise UsageError("--mirror: a prepared corpus needs no download; leave it out")
         corpus = Prepared(command.prepared)
         if (its := "-".join(corpus.languages)) != pair:
             raise UsageError(f"--prepared {command.prepared}: is {its}, the system {pair}")
@@ -82,9 +75,7 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
     return load_split(name, pair, split, mirror=command.mirror, bar=not command.quiet)
 
 
-def show_protocols(
-    found: tuple[str, ...] | list[str], wanted: tuple[str, ...], language: str
-) -> None:
+def show_protocols(found: Sequence[str], wanted: Sequence[str], language: str) -> None:
     """Print BLEU in the ways in which published numbers were counted."""
     for name, way in protocols(found, wanted, language).items():
         print_result(f"  {way['bleu']:6.2f}  {name}\n    {way['signature']}")

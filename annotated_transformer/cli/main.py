@@ -1,15 +1,21 @@
-"""The command ``annotated-transformer``: errors in one line, and a status."""
+"""The command ``annotated-transformer``: errors in one line, and a status.
+
+All else is imported while signals are caught already, so that Ctrl-C is never a traceback.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from annotated_transformer.cli.output import drop_output, print_error
+from annotated_transformer.engine.interruption import handling
 
 PLOTS = {"altair", "matplotlib", "pandas", "seaborn", "vl_convert"}  # of the extra "plots"
+NO_MEMORY = ("can't allocate memory", "not enough memory", "can't start new thread")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,33 +25,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after the command's name; those of this process unless given.
 
     Returns:
-        The status, which is 0, or 2 after an error, 130 or 143 where it was interrupted.
+        The status, which is 0, or 2 after an error; 130, 143 or 129 where Ctrl-C, a termination
+        or the end of the terminal interrupted it.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print_error(message)
-            status = run(words)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # nobody reads on
-        drop_output()
-        return 0
-    except KeyboardInterrupt:
-        print_error("interrupted")
-        return 130
-    except Exception as error:
-        if (message := describe(error)) is None:
-            raise
-        print_error(message)
-        if isinstance(error, OSError):
-            drop_output()
-        return 2
+    occupy_streams()
+    with handling(stop):
+        try:
+            return run(words)
+        except KeyboardInterrupt as end:
+            again = "; the same command goes on from there" if words[:1] == ["prepare"] else ""
+            if not follows():
+                tell(f"interrupted{again}")
+            return 128 + int(end.args[0] if end.args else signal.SIGINT)
+        except BrokenPipeError:  # nobody reads on
+            return 0
+        except Exception as error:
+            if (message := describe(error)) is None:
+                raise
+            alike = isinstance(error, FloatingPointError) or type(error).__name__ == "UsageError"
+            if not (alike and follows()):
+                tell(message)
+            return 2
+
+
+def occupy_streams() -> None:
+    """Let no file take the number of a closed standard stream: libraries write there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
+def stop(number: int, _: object) -> None:
+    """Take a signal."""
+    raise KeyboardInterrupt(number)
+
+
+def follows() -> bool:
+    """Whether torchrun has started this process after a first one, which says what all would."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def tell(message: object) -> None:
+    """Print a message of an error or a warning, after the command's name."""
+    from annotated_transformer.cli.output import print_error
+
+    print_error(message)
 
 
 def run(words: Sequence[str]) -> int:
     """Read the options, then load what they need, and do the work."""
+    from annotated_transformer.cli.output import drop_output
+
     try:
         from annotated_transformer.cli.parsing import parse  # tyro may be missing
 
@@ -53,9 +86,14 @@ def run(words: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what libraries say while they are loaded
             module = import_module(f"annotated_transformer.cli.{type(command).__name__.lower()}")
-        return int(module.run(command))
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: tell(message)
+            return int(module.run(command))
     except SystemExit as end:  # after --help, or where the main process has failed
         return int(end.code or 0)
+    except OSError:
+        drop_output()
+        raise
 
 
 def describe(error: Exception) -> str | None:
@@ -67,11 +105,16 @@ def describe(error: Exception) -> str | None:
             return None
         extra = "plots" if missing in PLOTS else "translation"
         return f'needs {missing}: pip install "annotated-transformer[{extra}]"'
+    if isinstance(error, ImportError):
+        return f"a library cannot be loaded: {error}; check the limits of this process, or install"
     ours = kind.__module__.startswith("annotated_transformer.")
     if isinstance(error, FloatingPointError) or (isinstance(error, ValueError) and ours):
         return str(error)
     if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":
         return "out of memory; lower --max-tokens, --beam or the size of the model"
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY):
+        return describe(MemoryError())
     if isinstance(error, OSError):
-        return f"{error.filename or 'output'}: {error.strerror or error}"
+        place = error.filename or "an output"
+        return f"{place}: {error.strerror or error}; check the path, its rights and the space"
     return None

@@ -1,39 +1,28 @@
-"""What can be said on the command line: a dataclass for each command. Needs no PyTorch."""
+"""The options of each command, as dataclasses. Importing this does not import PyTorch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
-from annotated_transformer.data.preparation import Preparation
-from annotated_transformer.engine.config import (
-    DataOptions,
-    ModelOptions,
-    OptimOptions,
-    Options,
-    RunOptions,
-    recipes,
-)
+from annotated_transformer.data.corpora import Preparation
+from annotated_transformer.engine.config import Options, recipes
 
-RECIPE = f"Where the defaults are from: a JSON file, or one of {', '.join(recipes())}."
+RECIPE = f"Recipe with the defaults: a JSON file, or one of {', '.join(recipes())}."
 
 
 @dataclass(frozen=True)
-class Train:
-    """Train a translation system, or go on with one that was interrupted."""
+class Train(Options):
+    """Train a translation system, or resume an interrupted run."""
 
-    data: OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
-    model: OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
-    optim: OmitArgPrefixes[OptimOptions] = field(default_factory=OptimOptions)
-    run: OmitArgPrefixes[RunOptions] = field(default_factory=RunOptions)
-    recipe: Annotated[str | None, arg(help=f"{RECIPE} The corpus's unless given.")] = None
+    recipe: Annotated[str | None, arg(help=f"{RECIPE} Without it, the corpus's own.")] = None
     out: Path | None = None
-    """Folder for checkpoints; runs/CORPUS-PAIR-PRESET (or ARCHITECTURE) unless given."""
+    """Folder of the run (runs/CORPUS-PAIR-PRESET, or -ARCHITECTURE by default)."""
     record: Path | None = None
-    """Where to write the record of the run; record.json beside the checkpoints unless given."""
+    """Where to write the record of the run (record.json in its folder by default)."""
     quiet: bool = False
     """Show no progress bar."""
 
@@ -45,12 +34,12 @@ class Train:
 
 @dataclass(frozen=True)
 class Plot:
-    """Draw the log of a run, finished or running."""
+    """Plot the learning curves of a run, finished or still running."""
 
     model: Positional[Path]
     """Folder of the run."""
     output: Annotated[Path | None, arg(aliases=["-o"])] = None
-    """Picture to write, .svg, .png or .pdf; training.svg in the folder unless given."""
+    """Picture to write: .svg, .png or .pdf (training.svg in the run's folder by default)."""
 
 
 @dataclass(frozen=True)
@@ -58,120 +47,121 @@ class Search:
     """How to decode, and with which weights."""
 
     beam: int = 4
-    """Hypotheses of each sentence; 1 is greedy decoding."""
+    """Beam size; 1 is greedy decoding."""
     alpha: float = 0.6
-    """Length penalty of beam search, from 0 to 10; the higher, the longer the translations."""
+    """Length penalty of beam search, 0 to 10; higher values favour longer translations."""
     averaged: bool = False
-    """Take the mean of the last checkpoints, even if its validation loss is higher."""
+    """Use the average of the last checkpoints, even if its validation loss is higher."""
     best: bool = False
-    """Take the best checkpoint, even if the mean of the last ones is better."""
+    """Use the best checkpoint, even if the average of the last ones is better."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device; auto takes an NVIDIA GPU if there is one, else the CPU; mps is Apple's GPU."""
 
 
 @dataclass(frozen=True)
 class Translate:
-    """Translate a file, or what comes in, line by line; blank lines stay blank."""
+    """Translate a file or the standard input, line by line; blank lines stay blank."""
 
-    model: Positional[Path]
-    """Folder of a trained system."""
+    model: Positional[Path | None] = None
+    """Folder of a trained system (the small model that comes with the package by default)."""
     input: Positional[Path] = Path("-")
-    """Text, one sentence a line; - is the standard input."""
+    """Text, one sentence per line; - is the standard input. It may be the only argument."""
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
-    """Where the translation goes; - is the standard output."""
-    search: OmitArgPrefixes[Search] = field(default_factory=Search)
+    """File for the translation; - is the standard output."""
+    search: Search = field(default_factory=Search)
     quiet: bool = False
     """Show no progress bar."""
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score a system on a split of a corpus, or one file against another, by sacreBLEU."""
+    """Score a system on a split of a corpus, or a file against references, with sacreBLEU."""
 
     model: Positional[Path | None] = None
     """Folder of a trained system."""
     corpus: str | None = None
-    """Corpus; the one that it was trained on unless given."""
+    """Corpus (the one that the system was trained on by default)."""
     prepared: Path | None = None
-    """Folder that the command prepare made, instead of a corpus."""
+    """Folder written by the command prepare, instead of a corpus."""
     split: str | None = None
-    """Split of the corpus; its test split unless given, or val where a prepared one has none."""
+    """Split of the corpus (test; val if a prepared corpus has no test split by default)."""
     mirror: Path | None = None
-    """Folder that holds the corpora's files, instead of a download."""
+    """Folder with the corpora's files, to read instead of downloading."""
     hypotheses: Path | None = None
     """Score this translation, line by line, instead of a system."""
     references: Path | None = None
-    """What it should say."""
+    """Reference translations for --hypotheses."""
     protocols: bool = False
-    """Score in the other ways as well, in which published numbers were counted."""
+    """Also score under the other protocols that published numbers use."""
     language: str | None = None
-    """Language of the references, for --protocols of two files."""
-    search: OmitArgPrefixes[Search] = field(default_factory=Search)
+    """Language of the references; needed for --protocols with --hypotheses."""
+    search: Search = field(default_factory=Search)
     quiet: bool = False
     """Show no progress bar."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare two translations of one text by BLEU, and say whether it may be chance."""
+    """Compare two translations of one text by BLEU, with a test of significance."""
 
     first: Positional[Path]
-    """A translation, line by line."""
+    """The first translation, line by line."""
     second: Positional[Path]
-    """Another one."""
+    """The second translation."""
     references: Path
-    """What they should say."""
+    """Reference translations."""
     samples: int = 1000
-    """How many times to draw sentences."""
+    """Number of bootstrap samples."""
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """Measure what beam, length penalty and averaging give, one after the other."""
+    """Measure what beam, length penalty and averaging add, one after the other."""
 
     model: Positional[Path]
     """Folder of a system trained with --average."""
     split: str | None = None
-    """Split of its corpus; the test split unless given."""
+    """Split of its corpus (test by default)."""
     mirror: Path | None = None
-    """Folder that holds the corpora's files, instead of a download."""
+    """Folder with the corpora's files, to read instead of downloading."""
     record: Path | None = None
-    """Where to write the record; ablation.json beside the checkpoints unless given."""
+    """Where to write the record (ablation.json in the run's folder by default)."""
     quiet: bool = False
     """Show no progress bar."""
 
 
 @dataclass(frozen=True)
 class Average:
-    """Average the last checkpoints of a run that kept some (train --average)."""
+    """Average the last checkpoints of a run (trained with --average)."""
 
     model: Positional[Path]
     """Folder of the run."""
     last: int | None = None
-    """How many checkpoints; all that were kept unless given."""
+    """Number of checkpoints (all that were kept by default)."""
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Clean a corpus, learn its sub-words, write it in shards; or go on where it stopped."""
+    """Clean a corpus, learn its sub-words and write shards, or resume where it stopped."""
 
     out: Positional[Path]
     """Folder for the prepared corpus."""
-    preparation: OmitArgPrefixes[Preparation] = field(default_factory=Preparation)
+    preparation: Preparation = field(default_factory=Preparation)
     corpus: str = "files"
-    """files, grammar, multi30k, iwslt2014, iwslt2016, iwslt2017 or wmt14; the last five are
-    downloaded."""
+    """files, grammar, or one to download: multi30k, iwslt2014, iwslt2016, iwslt2017, wmt14."""
     train_files: tuple[Path, ...] = ()
-    """Source and target text, pair by pair; a path may go on inside a tar or zip archive."""
+    """Source and target files, in pairs; a path may continue inside a tar or zip archive."""
     valid_files: tuple[Path, Path] | None = None
     """Source and target text for validation."""
     test_files: tuple[Path, Path] | None = None
     """Source and target text for the test."""
     mirror: Path | None = None
-    """Folder that holds the corpora's files, instead of a download."""
+    """Folder with the corpora's files, to read instead of downloading."""
     workers: int | None = None
-    """Processes that encode; as many as there are processors unless given."""
+    """Number of encoding processes (one per processor by default)."""
     quiet: bool = False
     """Show no progress bar."""
 
 
-COMMANDS = (Train, Translate, Evaluate, Compare, Ablation, Average, Plot, Prepare)
 Command: TypeAlias = Train | Translate | Evaluate | Compare | Ablation | Average | Plot | Prepare
+COMMANDS: tuple[type, ...] = get_args(Command)

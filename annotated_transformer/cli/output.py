@@ -15,6 +15,7 @@ from annotated_transformer.data.files import FileError, write_atomically
 from annotated_transformer.engine.config import UsageError
 
 NAME = "annotated-transformer"
+LONGEST = 500  # signs of an error
 STANDARD = Path("-")  # the standard input or output
 
 
@@ -26,8 +27,9 @@ def log(text: str) -> None:
 
 
 def print_error(text: object) -> None:
-    """Print what went wrong, after the command's name."""
-    log(f"{NAME}: {text}")
+    """Print what went wrong in one line, after the command's name."""
+    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text))
+    log(f"{NAME}: {line if len(line) <= LONGEST else f'{line[:300]} … {line[-200:]}'}")
 
 
 def print_result(text: str) -> None:
@@ -58,8 +60,8 @@ def write_output(text: str) -> None:
         raise
     except OSError as error:
         drop_output()
-        reason = error.strerror or error
-        raise FileError(f"standard output: cannot be written: {reason}") from None
+        reason = f"cannot be written: {error.strerror or error}; send it elsewhere"
+        raise FileError(f"standard output: {reason}") from None
 
 
 def drop_output() -> None:
@@ -73,19 +75,22 @@ def check_target(option: str, path: Path | None, *sources: Path) -> None:
 
     Raises:
         UsageError: The message names the option.
+        OSError: The path cannot be one.
     """
     if path is None or path == STANDARD:
         return
     if path.is_dir():
         raise UsageError(f"{option} {path}: is a folder; name a file")
+    if os.path.islink(os.path.realpath(path)):
+        raise UsageError(f"{option} {path}: is a link to itself; name another file")
     for source in sources:
         if path.exists() and source.exists() and path.samefile(source):
             raise UsageError(f"{option} {path}: is the input, too; name another file")
     place = next(parent for parent in path.absolute().parents if parent.exists())
     if not place.is_dir():
-        raise UsageError(f"{option} {path}: {place} is a file, not a folder")
-    if not path.exists() and not os.access(place, os.W_OK):
-        raise UsageError(f"{option} {path}: nothing may be written in {place}")
+        raise UsageError(f"{option} {path}: {place} is a file; choose a folder")
+    if not os.access(path if path.exists() and not path.is_file() else place, os.W_OK):
+        raise UsageError(f"{option} {path}: {place} is closed to you; choose another folder")
 
 
 def save_record(path: Path, data: Mapping[str, Any]) -> None:

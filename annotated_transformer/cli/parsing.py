@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import io
-import itertools
-import json
 import operator
+import os
 import re
-import sys
-from collections.abc import Sequence
-from dataclasses import fields
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
-from annotated_transformer.cli.options import COMMANDS, Command, Prepare, Train
-from annotated_transformer.cli.output import NAME
-from annotated_transformer.data.corpora import CORPORA
-from annotated_transformer.data.preparation import Preparation
+from annotated_transformer.cli.options import COMMANDS, Command, Evaluate, Prepare, Train, Translate
+from annotated_transformer.cli.output import NAME, print_result
+from annotated_transformer.data.corpora import CORPORA, Preparation
+from annotated_transformer.data.files import parse_json
 from annotated_transformer.engine.config import (
     ModelOptions,
     Options,
@@ -33,6 +33,8 @@ from annotated_transformer.engine.config import (
     recipe_name,
 )
 
+COMPLETION = "--tyro-print-completion"
+KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in COMMANDS}
 ALIASES = {  # other names of options of train
     alias: flag(option.name)
     for group in fields(Options())
@@ -41,105 +43,187 @@ ALIASES = {  # other names of options of train
 }
 HINTS = get_type_hints(ModelOptions)
 CHOICES = {name: get_args(HINTS[name]) for name in ("preset", "architecture")}
+CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
 DECIDING = "recipe corpus pair preset architecture prepared train_files valid_files".split()
+SYSTEM = "corpus prepared split mirror beam alpha averaged best device".split()  # not of two files
 
 
 def parse(words: Sequence[str]) -> Command:
     """Make a command of the words on the command line.
 
     Raises:
-        UsageError: They are no command, or its options cannot work.
+        UsageError: They are no command, or its options cannot work or have no effect.
         SystemExit: Help was asked for, and given.
     """
-    for word in words:
-        if not word or word.endswith("="):
-            raise UsageError(f"{word or 'an argument'}: is empty")
-        if any("\ud800" <= sign <= "\udfff" for sign in word):
-            raise UsageError(f"{word!a}: is not valid UTF-8; take another name")
-    words = [canonical(word) for word in words] if words[:1] == ["train"] else list(words)
-    said = given(words)
-    kinds = [_command(kind, *_default(kind, said, words)) for kind in COMMANDS]
+    name = words[0] if words else ""
+    if name == COMPLETION:
+        print_result(completion(words))
+        raise SystemExit(0)
+    if name in ("-h", "--help"):
+        print_result(commands_help())
+        raise SystemExit(0)
+    if name not in KINDS:
+        reason = f"{name}: there is no such command" if name else "no command is given"
+        raise UsageError(f"{reason}; {suggestion(name, KINDS)}choose among {', '.join(KINDS)}")
+    plain, said = read_words(name, words[1:])
+    if shutil.get_terminal_size().columns < 40:
+        os.environ["COLUMNS"] = "40"  # tyro does not end with fewer
     box = io.StringIO()
     try:
-        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(sys.stdout or box):
+        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(box):
             command: Command = tyro.cli(
-                functools.reduce(operator.or_, kinds),
-                args=words,
-                prog=NAME,
-                description="Train and use translation systems, as in 'Attention Is All You Need'.",
-                config=(
-                    tyro.conf.OmitSubcommandPrefixes,
-                    tyro.conf.DisallowNone,
-                    tyro.conf.FlagCreatePairsOff,
-                ),
+                KINDS[name],
+                args=plain,
+                prog=f"{NAME} {name}",
+                description=summary(KINDS[name]),
+                default=default_of(KINDS[name], deciding(said)),
+                config=CONFIG,
             )
     except SystemExit as stop:
-        if not stop.code:
-            raise
-        names = [kind.__name__.lower() for kind in COMMANDS]
-        raise UsageError(unboxed(box.getvalue(), *(w for w in words[:1] if w in names))) from None
-    if isinstance(command, Train):
-        check(command.options)
-        check_sources(command.data)
+        if stop.code:
+            told = f"{unboxed(box.getvalue())}; see {NAME} {name} --help"
+            raise UsageError(told) from None
+        print_result(without_none(box.getvalue()).rstrip())
+        raise
+    check_command(command, said)
     return command
 
 
-def canonical(word: str) -> str:
-    """Return an option of train under its own name."""
-    name, equals, value = word.partition("=")
-    return ALIASES.get(name, name) + equals + value
+def completion(words: Sequence[str]) -> str:
+    """Return what lets a shell complete commands and options.
+
+    Raises:
+        UsageError: It is for another shell.
+    """
+    if list(words[1:]) not in (["bash"], ["zsh"]):
+        raise UsageError(f"{COMPLETION}: give bash or zsh")
+    kinds: Any = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in KINDS.items()]
+    union, config = (
+        functools.reduce(operator.or_, kinds),
+        (*CONFIG, tyro.conf.OmitSubcommandPrefixes),
+    )
+    box = io.StringIO()
+    with contextlib.redirect_stdout(box), contextlib.suppress(SystemExit):
+        tyro.cli(union, args=words, prog=NAME, config=config)
+    return box.getvalue()
 
 
-def given(words: Sequence[str]) -> dict[str, str]:
-    """Return the options that decide about the defaults of others."""
-    found = {}
-    for word, following in itertools.pairwise([*words, ""]):
+def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return a command's words with each option under its own name; and the options with values.
+
+    Raises:
+        UsageError: There is no such option, or a word is empty or not valid UTF-8.
+    """
+    aliases = ALIASES if name == "train" else {}
+    known = {"--help", *map(flag, names_of(KINDS[name])), *aliases}
+    plain, said = [], {}
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         option, equals, value = word.partition("=")
-        name, value = option[2:].replace("-", "_"), value if equals else following
-        known = option.startswith("--") and name in DECIDING and not value.startswith("--")
-        if known and value and value in CHOICES.get(name, (value,)):
-            found[name] = value
+        if not word or (equals and not value):
+            place = next((each for each in (option, before) if each.startswith("-")), "a word")
+            raise UsageError(f"{place}: is empty; give a value, or leave it out")
+        if any("\ud800" <= sign <= "\udfff" for sign in word):
+            raise UsageError(f"{word!a}: is not valid UTF-8; take another name")
+        if option.startswith("--") and len(option) > 2:
+            option = option.replace("_", "-")
+            if option not in known:
+                meant = f"{suggestion(option, known)}see {NAME} {name} --help"
+                raise UsageError(f"{option}: there is no such option; {meant}")
+            option = aliases.get(option, option)
+            said[option[2:].replace("-", "_")] = value if equals else after
+        plain.append(option + equals + value)
+    return plain, said
+
+
+def names_of(kind: Any) -> Iterator[str]:
+    """Go through the names of a command's options."""
+    for name, hint in get_type_hints(kind).items():
+        yield from names_of(hint) if is_dataclass(hint) else (name,)
+
+
+def suggestion(word: str, known: Collection[str]) -> str:
+    """Return a question for what was meant, if something is like it."""
+    return "".join(f"did you mean {each}? " for each in difflib.get_close_matches(word, known, 1))
+
+
+def check_command(command: Command, said: Mapping[str, str]) -> None:
+    """Raise UsageError for options that cannot work, and for those without an effect."""
+
+    def refuse(reason: str, *names: str) -> None:
+        for name in names:
+            if name in said:
+                raise UsageError(f"{flag(name)}: {reason}")
+
+    if isinstance(command, Train):
+        check(command.options)
+        check_sources(command.data)
+        if not command.optim.average:
+            refuse("has no effect without --average; give both", "average_every")
+        if command.data.tokenizer == "words":
+            refuse("has no effect with --tokenizer words; leave it out", "vocabulary")
+    elif isinstance(command, Evaluate) and command.model is None and command.hypotheses:
+        refuse("is for a system, not for two files", *SYSTEM)
+    if isinstance(command, Evaluate | Translate) and command.search.beam == 1:
+        refuse("has no effect with --beam 1; leave one of them out", "alpha")
+
+
+def deciding(said: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that decide about the defaults of others, if their values can be."""
+    found = {
+        name: said[name]
+        for name in DECIDING
+        if said.get(name, "--")[:2] != "--" and said[name] in CHOICES.get(name, (said[name],))
+    }
     if "prepared" in found and "pair" not in found:  # its recipe depends on the languages, too
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            plan = json.loads((Path(found["prepared"]) / "prepared.json").read_bytes())["plan"]
+            plan = parse_json((Path(found["prepared"]) / "prepared.json").read_bytes())["plan"]
             found["pair"] = str(plan["options"]["pair"])
     return found
 
 
-def _default(kind: type, said: dict[str, str], words: Sequence[str]) -> tuple[Any, ...]:
+def default_of(kind: type, said: Mapping[str, str]) -> Any:
     """Return a command with the defaults that follow from what was said, if it has such."""
-    if words[:1] != [kind.__name__.lower()]:
-        return ()
     if kind is Train:
-        options = defaults(said)
-        return (Train(options.data, options.model, options.optim, options.run),)
+        return Train(*vars(defaults(said)).values())
     if kind is Prepare:
         corpus = said.get("corpus", "files")
         small = corpus in CORPORA and corpus != "wmt14"
         name = recipe_name(corpus if small else "prepared", said.get("pair", ""))
         vocabulary = load_recipe(name).data.vocabulary
-        return (Prepare(tyro.MISSING, Preparation(vocabulary=vocabulary)),)
-    return ()
+        return Prepare(tyro.MISSING, Preparation(vocabulary=vocabulary))
+    return tyro.MISSING_NONPROP
 
 
-def _command(kind: type, *default: Any) -> Any:
-    """Configure a command: its help is the first line of its docstring."""
-    description = (kind.__doc__ or "").strip().split("\n")[0]
-    options = {"default": default[0]} if default else {}
-    name = kind.__name__.lower()
-    return Annotated[kind, tyro.conf.subcommand(name, description=description, **options)]
+def summary(kind: type) -> str:
+    """Return what a command does: the first line of its docstring."""
+    return (kind.__doc__ or "").strip().split("\n")[0]
 
 
-def unboxed(box: str, command: str = "") -> str:
-    """Return what tyro's error box says as one line: its first section, and a suggestion."""
+def commands_help() -> str:
+    """Return the list of commands."""
+    rows = "\n".join(f"  {name:10} {summary(kind)}" for name, kind in KINDS.items())
+    return (
+        f"usage: {NAME} COMMAND [OPTIONS]\n\nTrain and use translation systems, as in "
+        f"'Attention Is All You Need'.\n\ncommands:\n{rows}\n\n"
+        f"{NAME} COMMAND --help lists the options of a command.\n"
+        f"{NAME} {COMPLETION} SHELL prints what lets bash or zsh complete them."
+    )
+
+
+def without_none(text: str) -> str:
+    """Return tyro's help without the defaults that tell nothing, also where they are wrapped."""
+    pattern = r"\(default:[\s│|]+(?:None|False)\)"
+    text = re.sub(pattern, lambda found: re.sub(r"[^\s│|]", " ", found[0]), text)
+    return re.sub(r"^[│|] +[│|]\n| +$", "", text, flags=re.MULTILINE)
+
+
+def unboxed(box: str) -> str:
+    """Return what tyro's error box says as one line: its first section."""
     words: list[str] = []
     for line in box.splitlines()[1:]:
-        text = line.strip("│ ")
-        rule = len(text) > 2 and not text.strip("─╰╯-")  # of hyphens where a terminal has no more
+        text = line.strip("│| ")
+        rule = len(text) > 2 and not text.strip("─╰╯-+")  # of hyphens where a terminal has no more
         if text.startswith("Got errors") or (rule and words):
             break
         words.extend([] if rule else text.split())
-    message = " ".join(words).rstrip(".") or "these options are not understood"
-    meant = re.search(r"(?:Perhaps you meant|Similar).*?(--[\w-]+)", box, re.DOTALL)
-    hint = f"did you mean {meant[1]}? " if meant else ""
-    return f"{message}; {hint}see {' '.join(filter(None, (NAME, command)))} --help"
+    return " ".join(words).rstrip(".") or "these options are not understood"

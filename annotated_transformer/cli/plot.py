@@ -23,9 +23,11 @@ def run(command: Plot) -> int:
     try:
         journal = read_journal(command.model / "log.jsonl")
     except FileNotFoundError:
-        raise UsageError(f"{command.model}: no log here (log.jsonl is missing)") from None
+        raise UsageError(f"{command.model}: log.jsonl is missing; name a run") from None
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if not journal:
+        raise UsageError(f"{command.model}: log.jsonl has no line yet; wait for the first one")
     state = read_state(command.model)
     curve = [] if state is None else [asdict(point) for point in state.curve]
     picture = io.BytesIO()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from annotated_transformer.cli.options import Search
 from annotated_transformer.data.corpora import CORPORA, ParallelText, load_corpus
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.checkpoints import AVERAGED, BEST, WEIGHTS, load_system
+from annotated_transformer.engine.checkpoints import (
+    AVERAGED,
+    BEST,
+    WEIGHTS,
+    best_weights,
+    load_system,
+)
 from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.system import System
 from annotated_transformer.fast.products import prepare_cpu
+from annotated_transformer.pretrained import Pretrained, load_pretrained
 from annotated_transformer.translation.beam_search import check_search
 
 TEST = {  # the split that is scored by default
@@ -46,33 +52,62 @@ def check_mirror(corpus: str, mirror: Path | None) -> None:
         raise UsageError(f"--mirror: --corpus {corpus} needs no download")
 
 
-def open_system(folder: Path, search: Search) -> System:
-    """Load a system for a search, on the GPU where there is one.
+def open_system(folder: Path, search: Search) -> tuple[System, str]:
+    """Load a system for a search, and say which file of weights was taken.
 
     Raises:
-        UsageError: The search cannot be meant.
+        UsageError: The search or the device cannot be meant.
         CheckpointError: Something is missing or damaged.
     """
-    beam = search.beam
     if search.averaged and search.best:
-        raise UsageError("--averaged or --best, not both")
-    try:
-        check_search(beam, search.alpha)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from None
+        raise UsageError("--averaged or --best, not both; leave one of them out")
+    device = check_options(search)
     weights = AVERAGED if search.averaged else WEIGHTS if search.best else BEST
     system = load_system(folder, weights=weights)
-    if beam > (size := len(system.tokenizers[1])):
-        raise UsageError(f"--beam {beam}: must be at most {size}, the size of the vocabulary")
-    prepare_device(system)
-    return system
+    check_beam(search, system)
+    move(system, device)
+    return system, best_weights(folder) if weights == BEST else weights
 
 
-def prepare_device(system: System) -> None:
-    """Move a system to the GPU, where there is one; else choose what is fast on the processor."""
-    if torch.cuda.is_available():
-        system.model.to("cuda")
-    else:
+def open_pretrained(search: Search) -> tuple[System, Pretrained]:
+    """Load the model that comes with the package, for a search.
+
+    Raises:
+        UsageError: The search or the device cannot be meant.
+        PretrainedError: A file of the package is missing or damaged.
+    """
+    for name in ("averaged", "best"):
+        if getattr(search, name):
+            raise UsageError(f"--{name}: is for the folder of a trained system; name one")
+    device = check_options(search)
+    found = load_pretrained()
+    system = System(found.model, found.config, ("de", "en"), found.tokenizers, {})
+    check_beam(search, system)
+    move(system, device)
+    return system, found
+
+
+def check_options(search: Search) -> str:
+    """Return the device of a search; raise UsageError where it, or the search, cannot be meant."""
+    try:
+        check_search(search.beam, search.alpha)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    return find_device(search.device)
+
+
+def check_beam(search: Search, system: System) -> None:
+    """Raise UsageError for more hypotheses than there are tokens."""
+    if search.beam > (size := len(system.tokenizers[1])):
+        raise UsageError(
+            f"--beam {search.beam}: must be at most {size}, the size of the vocabulary"
+        )
+
+
+def move(system: System, device: str) -> None:
+    """Move a system to a device; on the processor, choose what is fast there."""
+    system.model.to(device)
+    if device == "cpu":
         prepare_cpu()
 
 

@@ -19,18 +19,18 @@ from annotated_transformer.cli.output import (
     show_scores,
 )
 from annotated_transformer.cli.systems import TEST, load_split, test_split
+from annotated_transformer.data.cleaning import corpus_warnings
 from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
-from annotated_transformer.data.overlap import corpus_warnings
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
+from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, best_weights, load_system
 from annotated_transformer.engine.config import DataOptions, Options, UsageError, defaults, flag
 from annotated_transformer.engine.devices import describe_rate
+from annotated_transformer.engine.processes import process_group
 from annotated_transformer.engine.records import make_record
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.engine.texts import Texts
-from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.engine.trainer import Trainer, check_world
 from annotated_transformer.fast.products import Products, prepare_cpu
-from annotated_transformer.training.distributed import process_group
 from annotated_transformer.translation.evaluation import score
 
 
@@ -39,11 +39,9 @@ def run(command: Train) -> int:
     options, bar = command.options, not command.quiet
     check_target("--record", command.record)
     with contextlib.ExitStack() as stack:
-        try:
-            world = stack.enter_context(process_group())
-        except ValueError as error:  # torchrun's variables
-            raise UsageError(str(error)) from None
-        texts = world.main_first(lambda: load_texts(options.data, bar))
+        world = stack.enter_context(process_group())
+        check_world(options, world)
+        texts = world.main_first(lambda: load_texts(options.data, bar, warn=world.main))
         if isinstance(texts, Prepared):
             options = prepared_options(options, texts, command.recipe)
         folder = command.out or default_folder(options)
@@ -63,15 +61,13 @@ def run(command: Train) -> int:
         return 0 if stopped is None else 128 + stopped
     scores = score_run(trainer, texts, bar)
     path = command.record or folder / "record.json"
+    pairs, state = len(trainer.pairs), trainer.state
     record = make_record(
-        trainer.system,
-        trainer.state,
-        scores,
-        command_line(),
-        pairs=len(trainer.pairs),
-        processes=world.size,
+        trainer.system, state, scores, command_line(), pairs=pairs, processes=world.size
     )
-    save_record(path, record)
+    save_record(path, {**record, "weights": best_weights(folder)})  # those that translate takes
+    for name, found in scores.items():
+        show_scores(found, f"{options.data.corpus} {name}, greedy")
     log(f"the system is in {folder}, the record of its run in {path}")
     log(f"next: {NAME} translate {shlex.quote(str(folder))} FILE")
     return 0
@@ -84,7 +80,7 @@ def default_folder(options: Options) -> Path:
     return Path("runs") / f"{options.data.corpus}-{options.data.pair}-{kind}"
 
 
-def load_texts(data: DataOptions, bar: bool) -> Texts:
+def load_texts(data: DataOptions, bar: bool, *, warn: bool = True) -> Texts:
     """Load training and validation text, and say what is odd about them."""
     if data.prepared is not None:
         return Prepared(data.prepared)
@@ -99,7 +95,7 @@ def load_texts(data: DataOptions, bar: bool) -> Texts:
             data.corpus, data.pair, "train", mirror=data.mirror, size=data.size, bar=bar
         )
         valid = load_split(data.corpus, data.pair, "val", mirror=data.mirror, bar=bar)
-    if data.corpus != "grammar":  # its short sentences recur by chance
+    if warn and data.corpus != "grammar":  # its short sentences recur by chance
         for warning in corpus_warnings(train, {"val": valid}):
             log(warning)
     return (train if data.size is None else train.head(data.size)), valid
@@ -142,7 +138,7 @@ def pace(trainer: Trainer) -> str:
     state, updates = trainer.state, trainer.options.optim.updates
     seconds = max(state.update_seconds, 1e-9)
     each = seconds / max(1, state.updates)
-    rate = f", {describe_rate(state.flops / seconds, trainer.learner.peak)}" if state.flops else ""
+    rate = f", {describe_rate(state.flops / seconds, trainer.updater.peak)}" if state.flops else ""
     loss = "" if state.best is None else f"; validation loss {state.best:.4f}"
     return (
         f"{state.updates} updates of {each:.2f} seconds, {state.tokens / seconds:.0f} target "
@@ -168,9 +164,8 @@ def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:
         weights[f"{test.split}, averaged"] = AVERAGED
     for name, file in weights.items():
         system = load_system(trainer.folder, weights=file)
-        system.model.to(trainer.world.device)
+        system.model.to(trainer.updater.precision.device)
         label = f"{test.name} {test.split}"
         found = translate_lines(system, test.source, name=label, progress=bar)
         scores[name] = score(found, test.target, lowercase=system.lowercase)
-        show_scores(scores[name], f"{trainer.options.data.corpus} {name}, greedy")
     return scores

@@ -3,45 +3,86 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from annotated_transformer.cli.options import Translate
 from annotated_transformer.cli.output import STANDARD, check_target, log, write_output
-from annotated_transformer.cli.systems import open_system
+from annotated_transformer.cli.systems import open_pretrained, open_system
 from annotated_transformer.data.files import CorpusError, write_atomically
 from annotated_transformer.data.text import read_lines
 from annotated_transformer.engine.system import translate_lines
+from annotated_transformer.pretrained import FOLDER, Pretrained
+
+BY = (
+    "the small model that comes with the package; it knows only the words of the book's grammar, "
+    "and another system can be named by its folder"
+)
+MOST_TOLD = 5  # lines with unknown words, and words of a line
 
 
 def run(command: Translate) -> int:
     """Translate, and write the whole of it."""
-    check_target("--output", command.output, command.input)
-    printed = command.output == STANDARD
-    system = open_system(command.model, command.search)
-    lines, name = read_text(command.input)
+    folder, source = places(command)
+    own = FOLDER.iterdir() if folder is None else files_of(folder)
+    check_target("--output", command.output, source, *own)
+    printed, search = command.output == STANDARD, command.search
+    pretrained, by = None, BY
+    if folder is None:
+        system, pretrained = open_pretrained(search)
+    else:
+        system, weights = open_system(folder, search)
+        by = str(folder / weights)
+    lines, name = read_text(source, "" if folder else ", in German or English")
     terminal = sys.stderr is not None and sys.stderr.isatty()
+    bar = not command.quiet and (terminal or not printed)
     found = translate_lines(
-        system,
-        lines,
-        beam=command.search.beam,
-        alpha=command.search.alpha,
-        name=name,
-        progress=not command.quiet and (terminal or not printed),
+        system, lines, beam=search.beam, alpha=search.alpha, name=name, progress=bar
     )
     text = "".join(f"{line}\n" for line in found)
     if printed:
         write_output(text)
     else:
         write_atomically(command.output, text.encode())
+    if not command.quiet:
+        if pretrained is not None:
+            warn_of_words(pretrained, lines, name)
+        log(f"translated {len(lines)} line{'s' * (len(lines) != 1)} by {by}")
     return 0
 
 
-def read_text(path: Path) -> tuple[list[str], str]:
+def files_of(folder: Path) -> Iterator[Path]:
+    """Go through what may be a system's files, which no output may replace."""
+    return (path for kind in ("json", "safetensors") for path in folder.glob(f"*.{kind}"))
+
+
+def places(command: Translate) -> tuple[Path | None, Path]:
+    """Return the folder of the system, if there is one, and the text.
+
+    A file that is named alone is the text: a system is a folder.
+    """
+    path = command.model
+    if path is not None and command.input == STANDARD and path.exists() and not path.is_dir():
+        return None, path
+    return path, command.input
+
+
+def warn_of_words(pretrained: Pretrained, lines: Sequence[str], name: str) -> None:
+    """Say which words of a text the model of the package has never seen."""
+    found = {number: pretrained.unknown(line) for number, line in enumerate(lines, 1)}
+    told = [(number, words) for number, words in found.items() if words]
+    for number, words in told[:MOST_TOLD]:
+        log(f"{name}, line {number}: the model does not know {', '.join(words[:MOST_TOLD])}")
+    if more := len(told[MOST_TOLD:]):
+        log(f"{name}: {more} more lines have words that the model does not know")
+
+
+def read_text(path: Path, languages: str = "") -> tuple[list[str], str]:
     """Read lines from a file or the standard input, strictly UTF-8; also say its name."""
     if path != STANDARD:
         return read_lines(path), str(path)
     if sys.stdin is None:
         raise CorpusError("standard input: is closed; name a file")
     if sys.stdin.isatty():
-        log("one sentence a line, please; Ctrl-D ends")
+        log(f"one sentence a line{languages}, please; Ctrl-D ends")
     return read_lines(sys.stdin.buffer, name="standard input"), "standard input"

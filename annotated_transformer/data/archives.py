@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import stat
@@ -12,8 +13,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from annotated_transformer.data.files import CorpusError, locked, sha256_of
-from annotated_transformer.data.text import DAMAGED
+from annotated_transformer.data.files import CorpusError, digest_of, locked, not_written
+from annotated_transformer.data.text import DAMAGED, reading
 
 MAX_BYTES = 64 * 2**30  # that come out of an archive, unless told otherwise
 MAX_FILES = 10_000
@@ -53,10 +54,11 @@ def unpack(
                 _extract(archive, part, max_bytes, max_files)
                 os.replace(part, folder)
     except (*BROKEN, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise CorpusError(f"{archive}: unpacking it, {not_written(error, folder)}") from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorpusError(
-            f"{archive}: cannot be unpacked into {folder} ({reason}); make room, or if it is no "
-            "whole tar or zip archive, delete it and fetch it again"
+            f"{archive}: no whole tar or zip archive ({reason}); check the path, or fetch it again"
         ) from None
     return folder
 
@@ -104,24 +106,44 @@ def _extract(archive: Path, folder: Path, max_bytes: int, max_files: int) -> Non
 
 
 def locate(path: str | Path, unpacked: str | Path) -> Path:
-    """Return where a file is, unpacking the archive that its path leads into.
+    """Return where a file is that can be read more than once.
 
     Args:
-        path: A file, or a path that goes on inside an archive: ``nc.tgz/training/a.de``.
-        unpacked: A folder for the contents of archives.
+        path: A file; or a path that goes on inside an archive, ``nc.tgz/training/a.de``, which is
+            unpacked; or a named pipe, which is read to its end.
+        unpacked: A folder for the contents of archives and pipes.
 
     Raises:
         CorpusError: There is no such file, or the archive is refused.
+        FileError: What came out of a pipe cannot be written.
     """
-    path = Path(path)
-    archive = next((parent for parent in path.parents if parent.is_file()), None)
-    if archive is None:
-        if not path.is_file():
+    path, unpacked = Path(path), Path(unpacked)
+    with reading(path):
+        if path.is_file():
+            return path
+        if path.is_fifo():
+            return _kept(path, unpacked / hashlib.sha256(bytes(path.absolute())).hexdigest()[:16])
+        archive = next((parent for parent in path.parents if parent.is_file()), None)
+        if archive is None:
             raise CorpusError(f"{path}: no such file; check the path")
-        return path
-    inside = path.relative_to(archive)
-    key = f"{archive.name}-{sha256_of(archive)[:16]}"  # another archive of this name is another
-    found = unpack(archive, Path(unpacked) / key) / inside
+        inside = path.relative_to(archive)
+        key = f"{archive.name}-{digest_of(archive)[:16]}"  # another archive of this name is another
+    found = unpack(archive, unpacked / key) / inside
     if not found.is_file():
         raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
     return found
+
+
+def _kept(pipe: Path, folder: Path) -> Path:
+    """Copy what comes out of a pipe into a folder, under its name."""
+    copy, part = folder / pipe.name, folder / f".{pipe.name}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with pipe.open("rb") as source, part.open("wb") as file:
+            shutil.copyfileobj(source, file)
+        os.replace(part, copy)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise not_written(error, copy) from None
+    return copy

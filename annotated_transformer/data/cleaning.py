@@ -1,10 +1,11 @@
-"""Parallel text as a stream, without the pairs that are unfit for training."""
+"""Parallel text without what is unfit for training: bad pairs, sides that drift, test sentences."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -13,17 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from annotated_transformer.data.corpora import (
+    ParallelText,
+    Preparation,
+    check_segments,
     counted,
-    read_parallel,
-    text_format,
-    without_tags,
+    open_side,
 )
-from annotated_transformer.data.drift import ALIGN_AGAIN, DriftDetector, drift_message
 from annotated_transformer.data.files import CorpusError
-from annotated_transformer.data.text import stream_lines
+from annotated_transformer.data.text import MAX_SENTENCE
 
 BLOCK = 10_000  # lines taken together
+CONTEXT = 1000  # lines before them that a drift is looked for in once more
+MAX_SHIFT = 5  # lines
+SHIFTS = [sign * lines for lines in range(1, MAX_SHIFT + 1) for sign in (-1, 1)]
+# Far above what sides that fit come to; a drift gets there within 100 lines or so.
+THRESHOLD = 100.0
+BROKEN = re.compile("[\ufffd\ud800-\udfff]")  # lone surrogates stand for bytes that were not UTF-8
+
 Side: TypeAlias = tuple[str, Iterable[str]]  # a name for errors and reports, and the lines
+Pairs: TypeAlias = Iterable[tuple[str, str]]
 
 
 def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
@@ -41,54 +50,37 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
         CorpusError: A file with segments is damaged, or the two do not belong together.
             What is wrong with a stream is found when it is read.
     """
-    files = Path(source), Path(target)
-    kinds = [text_format(file) for file in files]
-    if "segments" in kinds:  # a test set: small, and its segments have numbers to compare
-        text = read_parallel(*files, drop_blank=False)
-        sides: list[Iterable[str]] = [text.source, text.target]
-    else:
-        streams = [stream_lines(file, errors="surrogateescape") for file in files]
-        sides = [
-            without_tags(lines) if kind == "tags" else lines
-            for lines, kind in zip(streams, kinds, strict=True)
-        ]
-    names = [file.name + counted(file) for file in files]
-    return (names[0], sides[0]), (names[1], sides[1])
+    (one, names), (two, others) = (
+        open_side(path, errors="surrogateescape") for path in (source, target)
+    )
+    check_segments(source, target, names, others)
+    return (Path(source).name + counted(source), one), (Path(target).name + counted(target), two)
 
 
-def drop_reason(source: str, target: str, *, max_words: int = 200, max_ratio: float = 4.0) -> str:
-    """Say why a pair is unfit for training; empty if it is not. The bounds are loose.
+def drop_reason(source: str, target: str, options: Preparation | None = None) -> str:
+    """Say why a pair is unfit for training; empty if it is not. The usual bounds are loose.
 
     Args:
         source: A sentence.
         target: Its translation.
-        max_words: Most words of a sentence.
-        max_ratio: Most words on one side for each on the other.
+        options: With ``max_words`` and ``max_ratio``.
     """
+    options = options or Preparation()
     lengths = []
     for side in (source, target):
-        if not side.isascii() and ("\ufffd" in side or _has_bad_bytes(side)):
+        if "\0" in side or (not side.isascii() and BROKEN.search(side)):
             return "broken characters"
         lengths.append(len(side.split()))
     if not all(lengths):
         return "blank"
-    if max(lengths) > max_words:
+    if max(lengths) > options.max_words or max(len(source), len(target)) > MAX_SENTENCE:
         return "too long"
-    if max(lengths) > max_ratio * min(lengths):
+    if max(lengths) > options.max_ratio * min(lengths):
         return "length ratio"
     return ""
 
 
-def _has_bad_bytes(text: str) -> bool:
-    """Whether a text has lone surrogates, which stand for bytes that were not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def fingerprints(pairs: Iterable[tuple[str, str]]) -> NDArray[np.uint64]:
+def fingerprints(pairs: Pairs) -> NDArray[np.uint64]:
     """Return 64 bits for each pair; equal pairs have equal ones."""
     digests = [
         hashlib.blake2b(f"{a}\n{b}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
@@ -103,22 +95,13 @@ class FingerprintSet:
     def __init__(self) -> None:
         self.runs: list[NDArray[np.uint64]] = []  # sorted, each more than twice its next
 
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return sum(map(len, self.runs))
-
-    def contains(self, values: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Tell which values are in the set."""
-        found = np.zeros(len(values), dtype=bool)
-        for run in self.runs:
-            place = np.minimum(np.searchsorted(run, values), len(run) - 1)
-            found |= run[place] == values
-        return found
-
     def add(self, values: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Add values, and tell which of them occur for the first time."""
         unique, first = np.unique(values, return_index=True)
-        fresh = ~self.contains(unique)
+        fresh = np.ones(len(unique), dtype=bool)
+        for run in self.runs:
+            place = np.minimum(np.searchsorted(run, unique), len(run) - 1)
+            fresh &= run[place] != unique
         new = np.zeros(len(values), dtype=bool)
         new[first[fresh]] = True
         if fresh.any():
@@ -151,10 +134,11 @@ class CleaningReport:
         """How many pairs are left."""
         return self.pairs - sum(self.dropped.values())
 
-    def drop(self, reason: str, place: str) -> None:
-        """Count a pair that is dropped."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
-        self.first.setdefault(reason, place)
+    def note_drift(self, message: str, options: Preparation) -> None:
+        """Note that two sides drift, or raise CorpusError where the options do not allow it."""
+        if not options.allow_drift:
+            raise CorpusError(f"{message}; align the files again, or go on with --allow-drift")
+        self.notes.append(message)
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a message."""
@@ -169,11 +153,7 @@ def clean(
     source: Side,
     target: Side,
     report: CleaningReport,
-    *,
-    max_words: int = 200,
-    max_ratio: float = 4.0,
-    keep_duplicates: bool = False,
-    allow_drift: bool = False,
+    options: Preparation | None = None,
     seen: FingerprintSet | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Go through a parallel text and yield the pairs that are fit for training, stripped.
@@ -182,33 +162,31 @@ def clean(
         source: A name for errors, and the lines.
         target: Likewise.
         report: Is filled in.
-        max_words: See ``drop_reason``.
-        max_ratio: See ``drop_reason``.
-        keep_duplicates: Keep pairs that occurred before.
-        allow_drift: Note a drift in the report instead of raising an error.
+        options: What is fit, and whether a drift is an error or a note in the report.
         seen: The pairs that occurred before, to find duplicates across texts.
 
     Raises:
         CorpusError: The sides differ in their number of lines, or drift.
     """
     seen = FingerprintSet() if seen is None else seen
-    detector: DriftDetector | None = DriftDetector()
-    number = 0
+    options, fits, number = options or Preparation(), True, 0
+    lengths = np.zeros((0, 2), dtype=np.int64)
     for block in _blocks(source, target):
-        if detector and (found := detector.add(np.array([[len(a), len(b)] for a, b in block]))):
-            message = drift_message(source[0], target[0], *found)
-            if not allow_drift:
-                raise CorpusError(f"{message}; {ALIGN_AGAIN}")
-            report.notes.append(message)
-            detector = None  # once is enough
+        lengths = np.concatenate([lengths[-CONTEXT:], [[len(a), len(b)] for a, b in block]])
+        if fits and (found := find_shift(lengths)):
+            first = number + len(block) - len(lengths) + found[0]
+            message = _drift_message(source[0], target[0], first, found[1])
+            report.note_drift(message, options)
+            fits = False  # once is enough
         block = [(a.strip(), b.strip()) for a, b in block]
         for pair, is_new in zip(block, seen.add(fingerprints(block)).tolist(), strict=True):
             number += 1
-            reason = drop_reason(*pair, max_words=max_words, max_ratio=max_ratio)
-            if not (reason or is_new or keep_duplicates):
+            reason = drop_reason(*pair, options)
+            if not (reason or is_new or options.keep_duplicates):
                 reason = "duplicate"
             if reason:
-                report.drop(reason, f"{source[0]}, line {number}")
+                report.dropped[reason] = report.dropped.get(reason, 0) + 1
+                report.first.setdefault(reason, f"{source[0]}, line {number}")
             else:
                 yield pair
         report.pairs += len(block)
@@ -216,16 +194,114 @@ def clean(
 
 def _blocks(source: Side, target: Side) -> Iterator[list[tuple[str, str]]]:
     """Take the lines of both sides together, ``BLOCK`` at a time."""
-    sides, number = (iter(source[1]), iter(target[1])), 0
-    while True:
-        first, second = (list(itertools.islice(side, BLOCK)) for side in sides)
-        number += min(len(first), len(second))
-        if len(first) != len(second):
-            short, long = (source, target) if len(first) < len(second) else (target, source)
+    pairs, number = itertools.zip_longest(source[1], target[1]), 0
+    while block := list(itertools.islice(pairs, BLOCK)):
+        if None in block[-1]:
+            number += sum(None not in pair for pair in block)
+            short, long = (source, target) if block[-1][0] is None else (target, source)
             raise CorpusError(
                 f"{short[0]} ends after line {number}, and {long[0]} goes on; "
                 "line n of one file must translate line n of the other"
             )
-        if not first:
-            return
-        yield list(zip(first, second, strict=True))
+        number += len(block)
+        yield block
+
+
+def find_shift(lengths: NDArray[np.int64]) -> tuple[int, int] | None:
+    """Find where two sides drift: from some line on, line n translates line n + d, d up to 5.
+
+    The lengths give it away: those of a sentence and its translation go together, those of
+    neighbours do not. For each d, the evidence of line after line is summed up (CUSUM, Page 1954).
+
+    Args:
+        lengths: ``(lines, 2)``, characters of source and target.
+
+    Returns:
+        None if the sides fit; else the first suspicious line, from 1, and d.
+    """
+    logs = np.log1p(lengths)
+    if len(logs) <= 2 * MAX_SHIFT:
+        return None
+    inner = np.arange(MAX_SHIFT, len(logs) - MAX_SHIFT)
+    ratios = np.stack([logs[inner, 0] - logs[inner + d, 1] for d in (0, *SHIFTS)])
+    ratios -= np.median(ratios[0])
+    spread = np.median(np.abs(ratios), axis=1).min()  # of the best fit: the one without drift
+    squares = (ratios / max(0.1, 1.4826 * spread)) ** 2
+    evidence = np.clip((squares[0] - squares[1:]) / 2, -3, 3)  # one odd line proves little
+    sums = np.cumsum(evidence, axis=1)
+    sums -= np.minimum(np.minimum.accumulate(sums, axis=1), 0)  # never below zero
+    alarms = []
+    for shift, row in zip(SHIFTS, sums, strict=True):
+        if len(noticed := np.flatnonzero(row > THRESHOLD)):
+            zeros = np.flatnonzero(row[: noticed[0]] <= 0)
+            first = int(zeros[-1]) + MAX_SHIFT + 2 if len(zeros) else 1
+            alarms.append((int(noticed[0]), abs(shift), first, shift))
+    return min(alarms)[2:] if alarms else None
+
+
+def _drift_message(source: str, target: str, line: int, shift: int) -> str:
+    """Say where the lengths of two texts, called by these names, suggest a drift."""
+    return (
+        f"{source}, line {line}: the lengths suggest that from about here on, line n is translated "
+        f"by line n{shift:+d} of {target}"
+    )
+
+
+def find_drift(text: ParallelText) -> str:
+    """Say where the sides of a text in memory drift; empty if they fit."""
+    lengths = [[len(source), len(target)] for source, target in text]
+    found = find_shift(np.array(lengths, dtype=np.int64).reshape(-1, 2))
+    if found is None:
+        return ""
+    line, shift = found
+    for blank in text.blank:  # lines that were dropped before
+        line += blank <= line
+    source, target = (text.checksums[side][0] + text.among(side) for side in (0, 1))
+    return _drift_message(source, target, line, shift)
+
+
+def note_overlap(
+    pairs: Pairs, name: str, held_out: Mapping[str, ParallelText], notes: list[str]
+) -> Iterator[tuple[str, str]]:
+    """Hand pairs on; at their end, note which sentences of texts for evaluation stand among them.
+
+    Both languages count, because a model that has learned the translation has seen the answer;
+    blank lines do not. Memory grows with the texts for evaluation, not with the pairs.
+
+    Args:
+        pairs: The pairs of a text.
+        name: What the notes call it.
+        held_out: The texts for evaluation, by split.
+        notes: Takes a note for each split of which it has sentences.
+    """
+    places: dict[tuple[str, int], dict[str, int]] = {}  # of a split and a side: line -> number
+    for split, text in held_out.items():
+        for side, lines in enumerate((text.source, text.target)):
+            found = places[split, side] = {}
+            for number, line in enumerate(map(str.strip, lines), 1):
+                found.setdefault(line, number)
+            found.pop("", None)
+    shared: dict[tuple[str, int], set[int]] = {key: set() for key in places}
+    for pair in pairs:
+        for key, found in places.items():
+            if number := found.get(pair[key[1]].strip(), 0):
+                shared[key].add(number)
+        yield pair
+    for split in held_out:
+        said = [
+            f"{len(numbers)} different {side} sentences of {split} stand in {name} too, "
+            f"the first in its line {min(numbers)}"
+            for n, side in enumerate(("source", "target"))
+            if (numbers := shared[split, n])
+        ]
+        if said:
+            notes.append("; ".join(said))
+
+
+def corpus_warnings(train: ParallelText, held_out: Mapping[str, ParallelText]) -> Iterator[str]:
+    """Warn about texts in memory: of sides that drift, of sentences of evaluation in training."""
+    yield from filter(None, map(find_drift, (train, *held_out.values())))
+    notes: list[str] = []
+    for _ in note_overlap(train, "the training text", held_out, notes):
+        pass
+    yield from notes

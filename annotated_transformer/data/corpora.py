@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from annotated_transformer.data.archives import locate
 from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
-from annotated_transformer.data.text import PACKED_NAME, Digest, read_lines
+from annotated_transformer.data.text import PACKED_NAME, Digest, read_lines, stream_lines
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,33 @@ def language_codes(pair: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """How a corpus is prepared."""
+
+    pair: str = "de-en"
+    """Source and target language, such as de-en."""
+    tokenizer: Literal["bpe", "bpe-lower"] = "bpe"
+    """Byte-pair encoding of the text, cased or lower-cased."""
+    vocabulary: int = 37_000
+    """Number of sub-words to learn, shared by both languages."""
+    max_len: int = 256
+    """Maximum tokens of a sentence, including special ones; longer pairs are dropped."""
+    max_words: int = 200
+    """Maximum words of a training sentence."""
+    max_ratio: float = 4.0
+    """Maximum ratio of the lengths of a training pair, in words."""
+    keep_duplicates: bool = False
+    """Keep duplicate training pairs."""
+    allow_drift: bool = False
+    """Continue even if the two sides seem misaligned by some lines."""
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language, one by one."""
+        return language_codes(self.pair)
+
+
 TAGS = re.compile(
     r"""<doc\b[^<>]*?\bdocid\s*=\s*(?P<doc>"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)|"""
     r"""<seg\b[^<>]*?\bid\s*=\s*["']?(?P<id>[^\s"'<>]+)["']?[^<>]*>(?P<text>.*?)</seg\s*>|"""
@@ -130,11 +158,6 @@ def read_segments(path: str | Path, digest: Digest | None = None) -> list[tuple[
     return list(found.items())
 
 
-def without_tags(lines: Iterable[str]) -> Iterator[str]:
-    """Go through a training text of IWSLT: the lines that are not about the talk, stripped."""
-    return (line.strip() for line in lines if not line.startswith("<"))
-
-
 def text_format(path: str | Path) -> str:
     """Tell from a file's name what it holds: ``segments``, lines with ``tags``, or ``lines``.
 
@@ -154,13 +177,35 @@ def counted(path: str | Path) -> str:
     return kinds[text_format(path)]
 
 
-def read_side(path: str | Path) -> tuple[list[str], list[str], str]:
-    """Read one side of a parallel text, in the format that its name tells.
-
-    The file is read once, so that it may be a named pipe.
+def open_side(
+    path: str | Path, *, errors: str = "strict", digest: Digest | None = None
+) -> tuple[Iterable[str], list[str]]:
+    """Open one side of a parallel text, in the format that its name tells.
 
     Args:
-        path: The file; for its name see :func:`text_format`.
+        path: The file; for its name see :func:`text_format`. It is read once, so that it may be a
+            named pipe.
+        errors: What becomes of bytes that are not UTF-8, see ``stream_lines``.
+        digest: Is given all bytes of the file.
+
+    Returns:
+        The sentences, to be gone through once, and the names of the segments where there are any.
+
+    Raises:
+        CorpusError: The file has not the segments that its name promises. What is wrong with
+            lines is found when they are read.
+    """
+    if (kind := text_format(path)) == "segments":
+        found = read_segments(path, digest)
+        return [text for _, text in found], [name for name, _ in found]
+    lines = stream_lines(path, errors=errors, digest=digest)
+    if kind == "tags":  # of IWSLT: those that are about the talk are left out
+        lines = (line.strip() for line in lines if not line.startswith("<"))
+    return lines, []
+
+
+def read_side(path: str | Path) -> tuple[list[str], list[str], str]:
+    """Read one side of a parallel text whole, see :func:`open_side`.
 
     Returns:
         The sentences, the names of the segments where there are any, and the file's SHA-256.
@@ -168,14 +213,9 @@ def read_side(path: str | Path) -> tuple[list[str], list[str], str]:
     Raises:
         CorpusError: The file is not what its name says, or empty.
     """
-    kind, digest, names = text_format(path), hashlib.sha256(), []
-    if kind == "segments":
-        segments = read_segments(path, digest)
-        names, lines = [key for key, _ in segments], [text for _, text in segments]
-    else:
-        lines = read_lines(path, digest=digest)
-        lines = list(without_tags(lines)) if kind == "tags" else lines
-    if not lines:
+    digest = hashlib.sha256()
+    sentences, names = open_side(path, digest=digest)
+    if not (lines := list(sentences)):
         raise CorpusError(f"{path}: the file is empty; give one sentence on each line")
     return lines, names, digest.hexdigest()
 
@@ -206,47 +246,38 @@ def read_parallel(
             left.
     """
     (first, names, digest), (second, other_names, other_digest) = map(read_side, (source, target))
-    _check_sides(source, target, (first, second), (names, other_names))
+    check_segments(source, target, names, other_names)
+    if len(first) != len(second):
+        raise CorpusError(
+            f"{source}{counted(source)} has {len(first)} lines and {target}{counted(target)} has "
+            f"{len(second)}: line {min(len(first), len(second)) + 1} has no partner; "
+            "line n of one file must translate line n of the other"
+        )
     pairs = list(zip(first, second, strict=True))
-    blank = [n for n, pair in enumerate(pairs, 1) if not all(side.strip() for side in pair)]
-    if drop_blank and blank:
-        pairs = [pair for pair in pairs if all(side.strip() for side in pair)]
-        if not pairs:
-            raise CorpusError(
-                f"{source}{counted(source)}, line 1: every pair has a blank side; nothing is left"
-            )
-    return ParallelText(
-        name=name,
-        split=split,
-        languages=languages,
-        source=tuple(pair[0] for pair in pairs),
-        target=tuple(pair[1] for pair in pairs),
-        origin=f"{source} and {target}",
-        checksums=((Path(source).name, digest), (Path(target).name, other_digest)),
-        blank=tuple(blank) if drop_blank else (),
-    )
+    blank: list[int] = []
+    if drop_blank:
+        blank = [n for n, pair in enumerate(pairs, 1) if not all(map(str.strip, pair))]
+        pairs = [pair for pair in pairs if all(map(str.strip, pair))]
+    if not pairs:
+        raise CorpusError(
+            f"{source}{counted(source)}, line 1: every pair has a blank side; give another text"
+        )
+    sides = tuple(one for one, _ in pairs), tuple(other for _, other in pairs)
+    checksums = (Path(source).name, digest), (Path(target).name, other_digest)
+    origin = f"{source} and {target}"
+    return ParallelText(name, split, languages, *sides, origin, checksums, tuple(blank))
 
 
-def _check_sides(
-    source: str | Path,
-    target: str | Path,
-    sides: tuple[list[str], list[str]],
-    names: tuple[list[str], list[str]],
+def check_segments(
+    source: str | Path, target: str | Path, names: list[str], others: list[str]
 ) -> None:
-    """Raise CorpusError if the sides have different segments or numbers of lines."""
-    for n, (one, other) in enumerate(zip(*names, strict=False), 1):
+    """Raise CorpusError if the segments of two files differ in their names."""
+    for n, (one, other) in enumerate(zip(names, others, strict=False), 1):
         if one != other:
             raise CorpusError(
                 f"{target}: its segment {n} is {other}, that of {source} is {one}; "
                 "take both from one test set"
             )
-    first, second = map(len, sides)
-    if first != second:
-        raise CorpusError(
-            f"{source}{counted(source)} has {first} lines and {target}{counted(target)} has "
-            f"{second}: line {min(first, second) + 1} has no partner; "
-            "line n of one file must translate line n of the other"
-        )
 
 
 # Where the known corpora are, as data: for each split paths below a mirror, which go on inside
@@ -327,12 +358,12 @@ def corpus_files(
         CorpusError: There is no such split in these languages, or it cannot be fetched.
     """
     parts = _places(name, *_check_names(name, pair, split), split)
-    unpacked = (Path(cache) if cache else cache_folder()) / "unpacked" / name
 
     def find(place: Place) -> Path:
-        file, inside = place
-        path = fetch(file, mirror=mirror, cache=cache, progress=progress)
-        return locate(f"{path}{inside}", unpacked)
+        path, inside = fetch(place[0], mirror=mirror, cache=cache, progress=progress), place[1]
+        if not inside:
+            return path
+        return locate(f"{path}{inside}", Path(cache or cache_folder()) / "unpacked" / name)
 
     return [(find(one), find(other)) for one, other in parts]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.data.files import CorpusError, digest_of, locked, sha256_of
+from annotated_transformer.data.files import CorpusError, digest_of, locked, not_written
 from annotated_transformer.data.text import is_page, open_packed, reading
 
 DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
@@ -75,10 +76,10 @@ def fetch(
     if (mirror := mirror or os.environ.get(DATA_VARIABLE)) and (copy := _mirrored(file, mirror)):
         return copy
     path = (Path(cache) if cache else cache_folder()) / file.path
-    if path.exists() and not _fault(path, file):
-        return path
     part = path.with_name(path.name + ".part")
     try:
+        if path.exists() and not _fault(path, file):
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent, wait=True):
             if path.exists() and not _fault(path, file):  # another process has brought it
@@ -88,21 +89,20 @@ def fetch(
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise CorpusError(
-            f"{path}: cannot be written: {error.strerror or error}; make room, or name "
-            "another folder by XDG_CACHE_HOME"
-        ) from None
+        raise CorpusError(f"{not_written(error, path)}, by XDG_CACHE_HOME") from None
     if not file.digest:
-        found = f"{path}: no digest is published; this one has sha-256 {sha256_of(path)}"
+        found = f"{path}: no digest is published; this one has sha-256 {digest_of(path)}"
         print(found, file=sys.stderr)
     return path
 
 
 def _mirrored(file: RemoteFile, mirror: str | Path) -> Path | None:
-    if not Path(mirror).is_dir():
-        raise CorpusError(f"{mirror}: no such folder; correct the option or {DATA_VARIABLE}")
-    if not (copy := Path(mirror) / file.path).exists():
-        return None
+    copy = Path(mirror) / file.path
+    with reading(mirror):
+        if not Path(mirror).is_dir():
+            raise CorpusError(f"{mirror}: no such folder; correct the option or {DATA_VARIABLE}")
+        if not copy.exists():
+            return None
     if fault := _fault(copy, file):
         raise CorpusError(f"{copy}: altered or cut short, {fault}; replace the file")
     return copy
@@ -163,14 +163,17 @@ def _download(file: RemoteFile, part: Path, progress: bool) -> None:
             held = part.stat().st_size if file.digest and part.exists() else 0
             headers = {"User-Agent": "annotated-transformer", "Accept-Encoding": "identity"}
             headers |= {"Range": f"bytes={held}-"} if held else {}
-            options = {"timeout": TIMEOUT, "headers": headers, "hooks": {"response": _as_it_is}}
-            get = pooch.HTTPDownloader(progress, 1 << 16, **options)
             if progress:
                 print(f"{file.path}: from {url}", file=sys.stderr)
             try:
-                with _Bounded(part.open("ab" if held else "wb", buffering=0)) as output:
+                with (
+                    contextlib.ExitStack() as answers,
+                    _Bounded(part.open("ab" if held else "wb", buffering=0)) as output,
+                ):
                     output.most = file.size or MAX_BYTES
-                    get(url, output, None)
+                    hooks = {"response": functools.partial(_as_it_is, answers)}
+                    options = {"timeout": TIMEOUT, "headers": headers, "hooks": hooks}
+                    pooch.HTTPDownloader(progress, 1 << 16, **options)(url, output, None)
                 if not (fault := _fault(part, file)):
                     return
                 raise ValueError(f"other bytes than expected: {fault}")
@@ -190,8 +193,9 @@ def _download(file: RemoteFile, part: Path, progress: bool) -> None:
     )
 
 
-def _as_it_is(response: Any, **_: object) -> None:
-    """Keep requests from unpacking what a server declares to be packed for the transfer."""
+def _as_it_is(answers: contextlib.ExitStack, response: Any, **_: object) -> None:
+    """Keep requests from unpacking what a server declares to be packed; close what pooch leaves."""
+    answers.callback(response.close)
     response.raw.headers.pop("Content-Encoding", None)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 try:
     import fcntl
@@ -22,6 +25,21 @@ class FileError(ValueError):
 
 class CorpusError(FileError):
     """A corpus that cannot be read or fetched; the message names the file, line and remedy."""
+
+
+def not_written(error: OSError, path: str | Path) -> FileError:
+    """Return what to raise where a file or folder cannot be written, with the reason and remedy."""
+    full = "free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    reason = error.strerror or error
+    return FileError(f"{path}: cannot be written: {reason}; {full}choose another folder")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON says; what is no JSON, or nested too deeply, is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
@@ -41,15 +59,6 @@ def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
     return digest.hexdigest()
 
 
-def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal digits.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    return digest_of(path, "sha256")
-
-
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Write a file under a temporary name, flush it to the disk, and rename it.
 
@@ -61,13 +70,15 @@ def write_atomically(path: str | Path, data: bytes) -> None:
             before is untouched.
     """
     path = Path(path)
-    real = path.resolve()  # through a link, to what it points to
+    real = Path(os.path.realpath(path))  # through a link, to what it points to
     part = real.with_name(f".{real.name}.{os.getpid()}.part")
     try:
-        opened = path.parent.resolve() in {Path(p).resolve() for p in ("/dev", "/dev/fd")}
+        opened = os.path.realpath(path.parent) in map(os.path.realpath, ("/dev", "/dev/fd"))
         if opened or (path.exists() and not path.is_file()):  # a pipe, a device: not replaced
             path.write_bytes(data)
             return
+        if real.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         real.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             file.write(data)
@@ -75,10 +86,7 @@ def write_atomically(path: str | Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(part, real)
     except OSError as error:
-        raise FileError(
-            f"{path}: cannot be written: {error.strerror or error}; "
-            "free some space, or choose another folder"
-        ) from None
+        raise not_written(error, path) from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

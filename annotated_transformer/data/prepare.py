@@ -13,48 +13,63 @@ A process that is killed loses the step that it was in, and of the third step on
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
+import multiprocessing
+import os
 import shutil
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
+from annotated_transformer.data.archives import locate
 from annotated_transformer.data.cleaning import (
     CleaningReport,
     FingerprintSet,
+    Pairs,
     clean,
+    find_drift,
+    note_overlap,
     stream_sides,
 )
-from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
-from annotated_transformer.data.drift import ALIGN_AGAIN, find_drift
-from annotated_transformer.data.encode import (
-    encode_shard,
-    learn_subwords,
-    processors,
-    worker_pool,
-    write_text,
-)
+from annotated_transformer.data.corpora import ParallelText, Preparation, read_parallel
 from annotated_transformer.data.files import (
     CorpusError,
+    digest_of,
     locked,
+    not_written,
+    parse_json,
     remove_leftovers,
-    sha256_of,
     write_atomically,
 )
-from annotated_transformer.data.overlap import SplitOverlap
-from annotated_transformer.data.preparation import Preparation
-from annotated_transformer.data.prepared import FORMAT, Prepared, shards_of
-from annotated_transformer.data.shards import Shard
-from annotated_transformer.data.text import stream_lines
-from annotated_transformer.translation.tokenizers import BPETokenizer
+from annotated_transformer.data.prepared import (
+    FORMAT,
+    Prepared,
+    check_options,
+    checked_reports,
+    shards_of,
+)
+from annotated_transformer.data.shards import Shard, token_type, write_shard
+from annotated_transformer.data.text import reading, stream_lines
+from annotated_transformer.translation.tokenizers import (
+    BPETokenizer,
+    Tokenizer,
+    TokenizerError,
+    load_tokenizer,
+)
 
 SHARD_SIZE = 50_000  # pairs; some seconds of work for one process
 SAMPLE = 500_000  # pairs that the sub-words are learned from, at most
-MAX_LEN = (1 << 16) - 1  # tokens; longer lines are no sentences, but a mistake
 
 Files = Mapping[str, Sequence[tuple[Path, Path]]]  # by split: source and target, one or more
 Log = Callable[[str], None]
@@ -75,7 +90,8 @@ def prepare(
     Args:
         folder: Where everything goes.
         files: Source and target files of each split; ``train`` is cleaned, the others are
-            for evaluation, and keep every line.
+            for evaluation, and keep every line. A path may go on inside an archive, or be a
+            named pipe, see ``locate``.
         options: How to do it.
         workers: Processes that encode; as many as there are processors unless given. Their
             number changes nothing in the result.
@@ -88,22 +104,26 @@ def prepare(
 
     Raises:
         CorpusError: An option or a file cannot be used, or the folder holds something else.
-        TokenizerError: What was learned cannot be written.
-        CheckpointError: Another file cannot be written.
+        FileError: A file cannot be written.
     """
     folder = Path(folder)
-    check_preparation(folder, options)
-    plan = _plan(files, options, shard_size)
-    with _lock(folder):
-        _check_plan(folder, plan, log)
-        if (folder / "prepared.json").exists():
-            log(f"{folder}: is prepared; nothing to do")
-        else:
-            _Job(folder, files, options, workers or processors(), shard_size, progress, log).run(
-                plan
-            )
-        shutil.rmtree(folder / "text", ignore_errors=True)
-        return Prepared(folder)
+    try:
+        check_preparation(folder, options)
+        find = functools.partial(locate, unpacked=folder / "unpacked")
+        files = {split: [(find(a), find(b)) for a, b in pairs] for split, pairs in files.items()}
+        plan = _plan(files, options, shard_size)
+        with _lock(folder):
+            _check_plan(folder, plan, log)
+            if (folder / "prepared.json").exists():
+                log(f"{folder}: is prepared; nothing to do")
+            else:
+                shown = progress and sys.stderr is not None
+                job = _Job(folder, files, options, workers, shard_size, shown, log)
+                job.run(plan)
+            shutil.rmtree(folder / "text", ignore_errors=True)
+            return Prepared(folder)
+    except OSError as error:
+        raise not_written(error, error.filename or folder) from None
 
 
 def check_preparation(folder: str | Path, options: Preparation) -> None:
@@ -113,38 +133,22 @@ def check_preparation(folder: str | Path, options: Preparation) -> None:
         CorpusError: The languages, the vocabulary or ``max_len`` cannot be meant, or the
             folder cannot be one.
     """
-    language_codes(options.pair)
-    if options.vocabulary < (smallest := len(BPETokenizer([]))):
-        raise CorpusError(
-            f"--vocabulary {options.vocabulary}: must be at least {smallest}, "
-            "the bytes and the special tokens"
-        )
-    if not 2 <= options.max_len <= MAX_LEN:
-        raise CorpusError(
-            f"--max-len {options.max_len}: must be at least 2, a token and the end of the sentence,"
-            f" and at most {MAX_LEN}"
-        )
-    for place in (Path(folder), *Path(folder).parents):
-        if place.exists():
-            if not place.is_dir():
-                raise CorpusError(f"{place}: is a file, not a folder; choose another folder")
-            return
+    check_options(options)
+    place = next(p for p in (Path(folder), *Path(folder).absolute().parents) if os.path.exists(p))
+    if not place.is_dir():
+        raise CorpusError(f"{place}: is a file, not a folder; choose another folder")
 
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Make the folder, and hold it for this process, where the system has such locks."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CorpusError(
-            f"{folder}: the folder cannot be made: {error.strerror or error}; choose another folder"
-        ) from None
-    try:
-        with locked(folder, wait=False):
-            yield
-    except BlockingIOError:
-        raise CorpusError(f"{folder}: another process prepares it; wait for its end") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder, wait=False))
+        except BlockingIOError:
+            raise CorpusError(f"{folder}: another process prepares it; wait for its end") from None
+        yield
 
 
 def _plan(files: Files, options: Preparation, shard_size: int) -> dict[str, Any]:
@@ -152,7 +156,8 @@ def _plan(files: Files, options: Preparation, shard_size: int) -> dict[str, Any]
 
     def described(path: Path) -> dict[str, str]:
         next(stream_lines(path), "")  # is it there, and is it text at all?
-        return {"file": path.name, "sha256": sha256_of(path)}
+        with reading(path):
+            return {"file": path.name, "sha256": digest_of(path)}
 
     sources = {split: [[*map(described, pair)] for pair in pairs] for split, pairs in files.items()}
     return {"format": FORMAT, "options": asdict(options), "shard": shard_size, "sources": sources}
@@ -165,11 +170,12 @@ def _check_plan(folder: Path, plan: Mapping[str, Any], log: Log) -> None:
         CorpusError: The folder holds a corpus by another plan, or is something else.
     """
     try:
-        before = json.loads((folder / "plan.json").read_bytes())
+        before = parse_json((folder / "plan.json").read_bytes())
         # An older version knew fewer options: it did what is now their default.
         before["options"] = {**asdict(Preparation()), **before["options"]}
     except FileNotFoundError:
-        if any(not entry.name.startswith(".") for entry in folder.iterdir() if entry.is_file()):
+        own = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        if any(entry.is_file() or entry.name in ("text", "shards") for entry in own):
             raise CorpusError(f"{folder}: is in use; choose another folder") from None
         return
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -201,9 +207,9 @@ class _Job:
     folder: Path
     files: Files
     options: Preparation
-    workers: int
+    workers: int | None
     shard_size: int
-    progress: bool
+    shown: bool
     log: Log
 
     def run(self, plan: Mapping[str, Any]) -> None:
@@ -217,15 +223,15 @@ class _Job:
         self.encode(text, shards)
         headers = {path.stem: Shard.open(path).header for path in sorted(shards.glob("[!.]*"))}
         self.report_long(reports, headers)
-        digest = sha256_of(self.folder / "tokenizer.json")
+        digest = digest_of(self.folder / "tokenizer.json")
         summary = {"plan": plan, "reports": reports, "tokenizer": digest, "shards": headers}
         write_atomically(self.folder / "prepared.json", _json(summary))
 
     def clean(self, folder: Path) -> dict[str, Any]:
         """Write the cleaned text of every split; return a report on each."""
         done = folder / "reports.json"
-        if done.exists():
-            return dict(json.loads(done.read_bytes()))
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+            return checked_reports(parse_json(done.read_bytes()), self.files)
         shutil.rmtree(folder, ignore_errors=True)
         held_out: dict[str, ParallelText] = {}
         reports: dict[str, CleaningReport] = {}
@@ -233,15 +239,23 @@ class _Job:
             if split != "train":
                 held_out[split], reports[split] = self.held_out(split)
                 write_text(held_out[split], folder, split, self.shard_size)
-        overlap, report = SplitOverlap(held_out), CleaningReport()
-        pairs = overlap.watch(self.training_pairs(report))
-        bar = tqdm(pairs, "cleaning", unit=" pairs", unit_scale=True, disable=not self.progress)
-        write_text(bar, folder, "train", self.shard_size)
+        for one, two in itertools.combinations(held_out, 2):
+            for _ in note_overlap(held_out[one], one, {two: held_out[two]}, reports[two].notes):
+                pass
+        report, seen, sources = CleaningReport(), FingerprintSet(), self.files["train"]
+        cleaned = (clean(*stream_sides(*paths), report, self.options, seen) for paths in sources)
+        bar = tqdm(
+            itertools.chain.from_iterable(cleaned),
+            "cleaning",
+            unit=" pairs",
+            unit_scale=True,
+            disable=not self.shown,
+        )
+        pairs = note_overlap(bar, "the training text", held_out, report.notes)
+        write_text(pairs, folder, "train", self.shard_size)
         if not report.kept:
-            raise CorpusError(f"{self.files['train'][0][0]}: no pair is left after cleaning")
+            raise CorpusError(f"{sources[0][0]}: no pair is left after cleaning; give another text")
         reports["train"] = report
-        for split, note in overlap.notes():
-            reports[split].notes.append(note)
         for line in report.lines():
             self.log(line)
         for split in held_out:
@@ -259,23 +273,15 @@ class _Job:
         text = read_parallel(
             *self.files[split][0], languages=languages, split=split, drop_blank=False
         )
+        if not any(source.strip() and target.strip() for source, target in text):
+            raise CorpusError(f"{text.origin}: every pair has a blank side; give other files")
         for language, side in zip(languages, (text.source, text.target), strict=True):
             data = "".join(f"{line}\n" for line in side).encode()
             write_atomically(self.folder / f"{split}.{language}", data)
         report = CleaningReport(len(text))
         if drift := find_drift(text):
-            if not self.options.allow_drift:
-                raise CorpusError(f"{drift}; {ALIGN_AGAIN}")
-            report.notes.append(drift)
+            report.note_drift(drift, self.options)
         return text, report
-
-    def training_pairs(self, report: CleaningReport) -> Iterator[tuple[str, str]]:
-        """Go through the cleaned pairs of all training files."""
-        names = "max_words max_ratio keep_duplicates allow_drift".split()
-        rules = {name: getattr(self.options, name) for name in names}
-        seen = FingerprintSet()
-        for paths in self.files["train"]:
-            yield from clean(*stream_sides(*paths), report, seen=seen, **rules)
 
     def learn(self, text: Path, pairs: int) -> None:
         """Learn the vocabulary, in a process with which its memory goes."""
@@ -290,7 +296,8 @@ class _Job:
     def encode(self, text: Path, shards: Path) -> None:
         """Encode every file of text that has no shard yet."""
         shards.mkdir(exist_ok=True)
-        with worker_pool(self.workers) as pool:
+        processors = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+        with worker_pool(self.workers or len(processors)) as pool:
             futures = []
             for path in sorted(text.glob("*.txt")):
                 shard = shards / f"{path.stem}.safetensors"
@@ -299,7 +306,7 @@ class _Job:
                     futures.append(pool.submit(encode_shard, *arguments))
             self.log(f"encoding {len(futures)} shards")
             done = as_completed(futures)
-            for future in tqdm(done, "encoding", len(futures), disable=not self.progress):
+            for future in tqdm(done, "encoding", len(futures), disable=not self.shown):
                 future.result()
 
     def report_long(self, reports: dict[str, Any], headers: Mapping[str, Any]) -> None:
@@ -323,3 +330,110 @@ class _Job:
             if split != "train":  # what is translated and scored keeps every line
                 message = f"warning: {message}; the loss is measured on the other {left} alone"
             self.log(message)
+
+
+def write_text(pairs: Pairs, folder: Path, split: str, size: int) -> None:
+    """Write cleaned pairs into files of ``size`` pairs, source and target line in turn."""
+    pairs = iter(pairs)
+    for number in itertools.count():
+        part = list(itertools.islice(pairs, size))
+        if not part:
+            return
+        text = "".join(f"{source}\n{target}\n" for source, target in part)
+        write_atomically(folder / f"{split}-{number:05d}.txt", text.encode())
+
+
+def read_text(path: Path) -> Iterator[tuple[str, str]]:
+    """Go through the pairs of a file that ``write_text`` wrote."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for source, target in zip(file, file, strict=True):
+            yield source[:-1], target[:-1]
+
+
+def learn_subwords(
+    folder: Path, tokenizer: Path, vocabulary: int, *, step: int = 1, lowercase: bool = False
+) -> None:
+    """Learn the sub-words of both languages from the training text alone (§5.1).
+
+    Args:
+        folder: Where ``write_text`` put the training text.
+        tokenizer: The file to write.
+        vocabulary: Number of sub-words.
+        step: Take every so many-th pair, so that each part of the corpus has its share.
+        lowercase: Learn from the text in lower case.
+
+    Raises:
+        CorpusError: There is too little text for so many sub-words.
+    """
+    pairs = itertools.chain.from_iterable(map(read_text, sorted(folder.glob("train-*.txt"))))
+    lines = itertools.chain.from_iterable(itertools.islice(pairs, 0, None, step))
+    try:
+        learned = BPETokenizer.train(lines, vocabulary, lowercase=lowercase)
+    except TokenizerError as error:
+        raise CorpusError(f"--vocabulary {vocabulary}: {error}") from None
+    write_atomically(tokenizer, f"{learned.to_json()}\n".encode())
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(path: Path, _: int) -> Tokenizer:
+    """Load a tokenizer once in a process: memory is lost with each that is loaded and used."""
+    return load_tokenizer(path)
+
+
+def encode_shard(text: Path, shard: Path, tokenizer: Path, max_len: int) -> None:
+    """Encode a file of text into a shard, without the pairs of more than ``max_len`` tokens.
+
+    The shard's header says how many these are, ``long``, and which is the first of them,
+    ``first_long``, from 1 within the file; 0 if there is none.
+
+    Args:
+        text: The file that ``write_text`` wrote.
+        shard: The file to write.
+        tokenizer: The tokenizer's file; both sides share it.
+        max_len: Most tokens of a sentence, special ones included.
+    """
+    shared = _tokenizer(tokenizer, tokenizer.stat().st_mtime_ns)
+    dtype = token_type(len(shared))
+    pairs, long = [], []
+    for number, (source, target) in enumerate(read_text(text), 1):
+        pair = shared.encode(source), shared.encode(target)
+        if max(map(len, pair)) < max_len:  # the end symbol needs a place
+            # Arrays, for lists would take eight times the memory.
+            pairs.append((np.array(pair[0], dtype=dtype), np.array(pair[1], dtype=dtype)))
+        else:
+            long.append(number)
+    write_shard(shard, pairs, len(shared), long=len(long), first_long=min(long, default=0))
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent, and exit when it is gone, even if it was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+@contextlib.contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Start processes that work; none of them outlives this one.
+
+    Raises:
+        CorpusError: One of them was killed.
+    """
+    # A forked process shares the memory of its parent; elsewhere each loads its own libraries.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(workers, context, _start_worker)
+    try:
+        yield pool
+    except BrokenProcessPool:
+        raise CorpusError(
+            "a worker process was killed, perhaps for lack of memory; run the same command again, "
+            "it goes on from there; fewer --workers need less"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)

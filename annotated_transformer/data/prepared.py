@@ -4,23 +4,64 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.data.corpora import ParallelText, read_parallel
-from annotated_transformer.data.files import CorpusError, sha256_of
-from annotated_transformer.data.preparation import Preparation
+from annotated_transformer.data.corpora import (
+    ParallelText,
+    Preparation,
+    language_codes,
+    read_parallel,
+)
+from annotated_transformer.data.files import CorpusError, digest_of, parse_json
 from annotated_transformer.data.shards import PREPARE_AGAIN, Shard, TokenPairs
-from annotated_transformer.translation.tokenizers import Tokenizer, load_tokenizer
+from annotated_transformer.data.text import reading
+from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
 
 FORMAT = 2  # of the folder
+MAX_LEN = (1 << 16) - 1  # tokens; longer lines are no sentences, but a mistake
+REPORT = {"pairs": int, "kept": int, "dropped": dict, "first": dict, "notes": list}
 
 
 def shards_of(split: str, names: Iterable[str]) -> list[str]:
     """Return the names of a split's shards, such as ``train-00000``, in order."""
     return [name for name in names if name.rpartition("-")[0] == split]
+
+
+def check_options(options: Preparation) -> None:
+    """Check what can be known of options alone.
+
+    Raises:
+        CorpusError: One is of a wrong type, or cannot be meant.
+    """
+    smallest = len(BPETokenizer([]))
+    for name, usual in asdict(Preparation()).items():
+        value, remedy = getattr(options, name), ""
+        if not isinstance(value, (type(usual), int)):
+            remedy = f"give one such as {usual!r}"
+        elif name == "tokenizer" and value not in ("bpe", "bpe-lower"):
+            remedy = "give bpe or bpe-lower"
+        elif name == "vocabulary" and value < smallest:
+            remedy = f"must be at least {smallest}, the bytes and the special tokens"
+        elif name == "max_len" and not 2 <= value <= MAX_LEN:
+            remedy = f"must be at least 2, a token and the end of the sentence, at most {MAX_LEN}"
+        if remedy:
+            raise CorpusError(f"--{name.replace('_', '-')} {value}: {remedy}")
+    language_codes(options.pair)
+
+
+def checked_reports(data: Any, splits: Iterable[str] = ()) -> dict[str, Any]:
+    """Return reports that were read from a file, if they are on these splits, at least.
+
+    Raises:
+        TypeError, LookupError, AttributeError: They are not.
+    """
+    for report in [*map(data.__getitem__, splits), *data.values()]:
+        if not all(isinstance(report[name], kind) for name, kind in REPORT.items()):
+            raise TypeError("a report of wrong types")
+    return dict(data)
 
 
 class Prepared:
@@ -41,34 +82,33 @@ class Prepared:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        try:
-            raw = (self.folder / "prepared.json").read_bytes()
-            data = json.loads(raw)
-            plan = data["plan"]
-            if (found := plan["format"]) != FORMAT:
+        path = self.folder / "prepared.json"
+        with reading(path):
+            if not path.exists():
                 raise CorpusError(
-                    f"{self.folder}: prepared in format {found!r}, this version reads format "
-                    f"{FORMAT}; {PREPARE_AGAIN}"
+                    f"{self.folder}: not prepared, or not to the end; run the command prepare"
                 )
+            raw = path.read_bytes()
+        try:
+            data = parse_json(raw)
+            plan = data["plan"]
+            if plan["format"] != FORMAT:
+                raise ValueError(f"format {plan['format']!r}, this version reads {FORMAT}")
             self.options = Preparation(**plan["options"])
-            self.reports: dict[str, Any] = data["reports"]
-            self.shards: dict[str, dict[str, Any]] = data["shards"]
+            check_options(self.options)
+            self.reports = checked_reports(data["reports"])
+            self.shards: dict[str, dict[str, Any]] = dict(data["shards"])
             files = itertools.chain(*plan["sources"]["train"])
             self.checksums = (
-                *((entry["file"], entry["sha256"]) for entry in files),
+                *((str(entry["file"]), str(entry["sha256"])) for entry in files),
                 ("prepared.json", hashlib.sha256(raw).hexdigest()),
             )
-            self.tokenizer = _verified_tokenizer(self.folder / "tokenizer.json", data["tokenizer"])
-        except CorpusError:
-            raise
-        except FileNotFoundError:
+            tokenizer = data["tokenizer"]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CorpusError(
-                f"{self.folder}: not prepared, or not to the end; run the command prepare"
+                f"{path}: damaged, or of another version ({error}); {PREPARE_AGAIN}"
             ) from None
-        except OSError as error:
-            raise CorpusError(f"{self.folder}: cannot be read: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorpusError(f"{self.folder / 'prepared.json'}: damaged ({error})") from None
+        self.tokenizer = _verified_tokenizer(self.folder / "tokenizer.json", tokenizer)
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -107,12 +147,8 @@ def _verified_tokenizer(path: Path, sha256: str) -> Tokenizer:
 
     Another one of the same size would fit the token numbers, and turn them into other words.
     """
-    try:
-        found = sha256_of(path)
-    except OSError as error:
-        raise CorpusError(
-            f"{path}: cannot be read: {error.strerror or error}; {PREPARE_AGAIN}"
-        ) from None
+    with reading(path):
+        found = digest_of(path)
     if found != sha256:
         raise CorpusError(
             f"{path}: is damaged, or not the tokenizer that the corpus was encoded with; put that "

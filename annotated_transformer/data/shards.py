@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from annotated_transformer.data.files import CorpusError, write_atomically
+from annotated_transformer.data.files import CorpusError, parse_json, write_atomically
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.training.batches import Batch, pad_flat
 
@@ -94,12 +94,17 @@ class Shard:
         try:
             # As tensors, for these are mapped; safetensors.numpy would read the whole file.
             with safe_open(path, framework="pt") as file:
-                header: dict[str, Any] = json.loads(file.metadata()["data"])
+                header: dict[str, Any] = parse_json(file.metadata()["data"])
                 tokens, offsets = (file.get_tensor(name).numpy() for name in ("tokens", "offsets"))
+            kinds = offsets.dtype, offsets.ndim, tokens.dtype.kind, tokens.ndim
+            rising = not offsets[0] and bool((offsets[1:] >= offsets[:-1]).all())
+            if kinds != (np.uint32, 1, "u", 1) or not rising or "sha256" not in header:
+                raise ValueError("it is no shard")
             if len(offsets) != 2 * header["pairs"] + 1 or offsets[-1] != len(tokens):
                 raise ValueError("its header does not fit its arrays")
         except OSError as error:
-            raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
+            reason = f"cannot be read: {error.strerror or error}; prepare the corpus again"
+            raise CorpusError(f"{path}: {reason}") from None
         except (SafetensorError, ValueError, LookupError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise CorpusError(f"{path}: damaged ({reason}); {PREPARE_AGAIN}") from None

@@ -17,7 +17,8 @@ from typing import IO, Protocol
 
 from annotated_transformer.data.files import CorpusError
 
-MAX_LINE = 1 << 20  # bytes; a longer line is no sentence, and memory is finite
+MAX_LINE = 1 << 20  # bytes; a longer line is an error, for memory is finite
+MAX_SENTENCE = 10_000  # characters; from longer ones, sub-words are not learned: it takes minutes
 PACKED = (  # how such data begins, and what opens it
     (re.compile(rb"\x1f\x8b"), gzip.open),
     (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.open),
@@ -74,7 +75,9 @@ def reading(name: str | Path) -> Iterator[None]:
         raise CorpusError(f"{name}: no such file; check the path") from None
     except (*DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise CorpusError(f"{name}: cannot be read: {error.strerror or error}") from None
+            raise CorpusError(
+                f"{name}: cannot be read: {error.strerror or error}; give a file of text"
+            ) from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorpusError(
             f"{name}: damaged or cut short ({reason}); fetch the whole file again"
@@ -132,7 +135,7 @@ def stream_lines(
 
     Raises:
         CorpusError: The text cannot be read, is cut short, damaged or an HTML page, has a line
-            of more than ``MAX_LINE`` bytes, or bytes that are not UTF-8.
+            of more than ``MAX_LINE`` bytes, or bytes that are not UTF-8, or NUL.
     """
     name = name or str(source)
     with contextlib.ExitStack() as stack, reading(name):
@@ -157,6 +160,8 @@ def _decode(row: bytes, place: str, errors: str) -> str:
         raise CorpusError(
             f"{place}: longer than {MAX_LINE} bytes; give text with one sentence on each line"
         )
+    if b"\0" in row and errors == "strict":
+        raise CorpusError(f"{place}: has NUL bytes, so it is no text; convert it to UTF-8")
     try:
         return row.decode("utf-8", errors)
     except UnicodeDecodeError as error:

@@ -2,29 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from annotated_transformer.data.grammar.lexicon import read_table
+
 SEPARABLE: Mapping[str, frozenset[str]] = {  # prefix: forms of verbs that it may belong to
-    prefix: frozenset(verbs.split())
-    for prefix, verbs in {
-        "ab": "hebt heben springt springen schüttelt schneidet wäscht wischt rasiert trocknet",
-        "an": "schaut schauen sieht sehen guckt gucken blickt blicken starrt starren zieht ziehen "
-        "bietet bieten hält halten feuert feuern lehnt",
-        "auf": "tritt treten führt führen hebt heben stellt stellen baut bauen passt räumt hängt "
-        "bläst sammelt wirbelt",
-        "aus": "ruht ruhen sieht sehen führt führen holt streckt strecken packt breitet steigt",
-        "ein": "kauft kaufen schläft schenkt schenken fängt taucht stellt nimmt nehmen",
-        "entlang": "geht gehen fährt fahren läuft laufen rennt rennen joggt reitet schiebt",
-        "fest": "hält halten",
-        "herum": "steht stehen sitzt sitzen geht gehen läuft laufen wirbelt springt springen liegt",
-        "herunter": "rutscht rutschen fährt fahren geht gehen springt läuft kommt",
-        "hinunter": "rutscht fährt fahren geht gehen läuft laufen springt gleitet",
-        "hoch": "hält halten klettert klettern springt springen hebt heben geht gehen",
-        "teil": "nimmt nehmen",
-        "vor": "bereitet bereiten führt führen liest lesen beugt",
-        "vorbei": "geht gehen fährt fahren läuft laufen rennt rennen reitet kommt",
-        "weg": "schaut schauen läuft geht fährt räumt",
-        "zu": "schaut schauen sieht sehen hört hören guckt bereitet bereiten winkt geht rennt",
-        "zurück": "lehnt blickt wirft schlägt kommt",
-    }.items()
+    row["prefix"]: frozenset(row["verbs"].split()) for row in read_table("separable")
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from annotated_transformer.data.files import locked, remove_leftovers, write_atomically
+from annotated_transformer.data.files import locked, not_written, remove_leftovers, write_atomically
 from annotated_transformer.engine.checkpoints import (
     AVERAGED,
     WEIGHTS,
@@ -24,8 +24,8 @@ from annotated_transformer.engine.checkpoints import (
     restore_run,
     run_tensors,
     save_tensors,
+    save_weights,
     snapshots,
-    weights_of,
 )
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.state import Checkpoint, TrainState
@@ -101,7 +101,7 @@ class Checkpointer:
         """Keep other processes out of the folder, until ``release`` or the end of the process.
 
         Raises:
-            CheckpointError: The folder cannot be made or written.
+            FileError: The folder cannot be made or written.
             UsageError: Another process trains there.
         """
         if self._lock is not None or not self.world.main:
@@ -116,7 +116,7 @@ class Checkpointer:
                 "folder with --out"
             ) from None
         except OSError as error:
-            raise CheckpointError(f"{self.folder}: cannot be written: {error.strerror}") from None
+            raise not_written(error, self.folder) from None
         self._lock = lock
         for place in ("", "snapshots", "training", "non_finite"):
             remove_leftovers(self.folder / place)
@@ -190,15 +190,9 @@ class Checkpointer:
             raise failed[0][1]
         return None
 
-    def save_weights(self, path: Path, system: System, **data: Any) -> None:
-        """Write the weights, and what else their header should hold."""
-        tensors = weights_of(system.model)
-        if self.world.main:
-            save_tensors(path, tensors, {**data, "tokenizers": system.fingerprint})
-
     def snapshot(self, system: System, update: int, keep: int) -> None:
         """Keep these weights for the average, and drop those that are too old for it."""
         path = self.folder / "snapshots" / f"{update:08d}.safetensors"
-        self.save_weights(path, system, update=update)
+        save_weights(system, path, write=self.world.main, update=update)
         for old in snapshots(self.folder)[:-keep] if self.world.main else ():
             old.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from annotated_transformer.data.files import FileError, write_atomically
+from annotated_transformer.data.files import FileError, parse_json, write_atomically
+from annotated_transformer.engine.config import check_sizes
 from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
 from annotated_transformer.engine.typed import typed
 from annotated_transformer.model.architecture import EncoderDecoder
@@ -36,6 +38,12 @@ def damaged(path: str | Path, reason: object) -> CheckpointError:
     """Return the error for a file whose contents are wrong."""
     words = " ".join(str(reason).split()) or type(reason).__name__
     return CheckpointError(f"{path}: damaged ({words}); take a copy, or delete it and train again")
+
+
+def unreadable(path: str | Path, error: OSError) -> CheckpointError:
+    """Return the error for a file that cannot be read."""
+    reason = f"cannot be read: {error.strerror or error}"
+    return CheckpointError(f"{path}: {reason}; take the whole folder of a run, or train again")
 
 
 # --- tensors ---------------------------------------------------------------------------------
@@ -76,7 +84,7 @@ def load_tensors(
             raise ValueError("its contents do not have the digest in its header")
         return tensors, dict(json.loads(header["json"]))
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
     except Exception as error:  # safetensors has exceptions of its own
         raise damaged(path, error) from None
 
@@ -138,16 +146,20 @@ def save_description(system: System, folder: str | Path) -> None:
     write_atomically(folder / "config.json", seal(data))
 
 
-def save_weights(system: System, folder: str | Path, name: str = WEIGHTS, **data: Any) -> None:
-    """Write the weights into a file of the folder; ``data`` goes into its header."""
-    header = {**data, "tokenizers": system.fingerprint}
-    save_tensors(Path(folder) / name, weights_of(system.model), header)
+def save_weights(system: System, path: str | Path, *, write: bool = True, **data: Any) -> None:
+    """Write the weights into a file; ``data`` goes into its header.
+
+    Where they are sharded, all processes must take part, and one of them may ``write``.
+    """
+    tensors = weights_of(system.model)
+    if write:
+        save_tensors(path, tensors, {**data, "tokenizers": system.fingerprint})
 
 
 def save_system(system: System, folder: str | Path, **data: Any) -> None:
     """Write a system into a folder; ``data`` goes into the header of the weights' file."""
     save_description(system, folder)
-    save_weights(system, folder, **data)
+    save_weights(system, Path(folder) / WEIGHTS, **data)
 
 
 def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
@@ -191,6 +203,7 @@ def _load_description(folder: Path) -> System:
         if (kind := data["architecture"]) not in ARCHITECTURES:
             raise ValueError(f"its architecture {kind!r} is unknown to this version")
         config = typed(ARCHITECTURES[kind], data["model"])
+        check_sizes(vars(config))
         first, second = (str(language) for language in data["languages"])
         names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
         loaded = [load_tokenizer(folder / name) for name in names]
@@ -199,7 +212,7 @@ def _load_description(folder: Path) -> System:
         system = System(model.eval(), config, (first, second), tokenizers, dict(data["training"]))
         fingerprint = data["tokenizers"]
     except TokenizerError as error:
-        raise CheckpointError(str(error)) from None
+        raise CheckpointError(f"{error}; take the whole folder of a run") from None
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from None
     check_fingerprint(system, {"tokenizers": fingerprint}, path)
@@ -209,14 +222,14 @@ def _load_description(folder: Path) -> System:
 def _load_json(path: Path) -> dict[str, Any]:
     """Load a JSON object."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(
             f"{path.parent}: no checkpoint here ({path.name} is missing); train one first"
         ) from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
+        raise unreadable(path, error) from None
+    except ValueError as error:
         raise damaged(path, error) from None
     if not isinstance(data, dict):
         raise damaged(path, "no JSON object")
@@ -251,7 +264,8 @@ def snapshots(folder: str | Path) -> list[Path]:
 
 def numbered(folder: Path) -> list[Path]:
     """Return the files of a folder that are named after an update, in order; others are ignored."""
-    return sorted(path for path in folder.glob("*.safetensors") if path.stem.isdecimal())
+    name = re.compile(r"[0-9]{8,}\.safetensors")
+    return sorted(path for path in folder.glob("*") if name.fullmatch(path.name))
 
 
 def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -264,15 +278,15 @@ def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dic
     if not paths:
         raise ValueError("there is nothing to average")
     sums: dict[str, Tensor] = {}
-    trained = set()
+    first = None
     for path in paths:
         tensors, data = load_tensors(path)
+        first = first if sums else data.get("tokenizers")
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if sums and shapes != {name: tensor.shape for name, tensor in sums.items()}:
             raise CheckpointError(f"{path}: has other tensors than {paths[0]}; take one run")
-        trained.add(json.dumps(data.get("tokenizers")))
-        if len(trained) > 1:
-            raise CheckpointError(f"{path}: has another tokenizer than {paths[0]}")
+        if data.get("tokenizers") != first:
+            raise CheckpointError(f"{path}: has another tokenizer than {paths[0]}; take one run")
         for name, tensor in tensors.items():
             sums[name] = sums.get(name, 0) + tensor.double()
     return {name: (sums[name] / len(paths)).to(t.dtype) for name, t in tensors.items()}, data
@@ -307,8 +321,10 @@ def average_system(
     tensors, data = average_weights(paths)
     check_fingerprint(system, data, paths[-1])
     load_weights(system.model, tensors, paths[-1])
-    loss = {} if measure is None else {"valid_loss": measure(system.model)}
-    save_weights(system, folder, AVERAGED, checkpoints=[path.stem for path in paths], **loss)
+    header: dict[str, Any] = {"checkpoints": [path.stem for path in paths]}
+    if measure is not None:
+        header["valid_loss"] = measure(system.model)
+    save_weights(system, Path(folder) / AVERAGED, **header)
     return system
 
 
@@ -340,6 +356,12 @@ def run_tensors(
     return found
 
 
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    """Copy the weights that :func:`run_tensors` found into a model; see :func:`load_weights`."""
+    own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    load_weights(model, own, path)
+
+
 def restore_run(
     tensors: Mapping[str, Tensor],
     groups: list[dict[str, Any]],
@@ -355,8 +377,7 @@ def restore_run(
     Raises:
         CheckpointError: Something is missing, or of another model; the message names ``path``.
     """
-    own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    load_weights(model, own, path)
+    load_model(model, tensors, path)
     try:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         moments: dict[int, dict[str, Tensor]] = {}

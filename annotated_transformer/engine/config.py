@@ -33,31 +33,30 @@ def option(default: T, **metadata: Any) -> T:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What is learned from."""
+    """The training data."""
 
     corpus: str = "grammar"
-    """grammar (embedded, needs no network), multi30k, iwslt2014, iwslt2016, iwslt2017, files, or
-    prepared."""
+    """grammar (built in), multi30k, iwslt2014, iwslt2016, iwslt2017, files or prepared."""
     pair: str = "de-en"
-    """Source and target language."""
+    """Source and target language, such as de-en."""
     tokenizer: Literal["bpe", "bpe-lower", "words"] = "bpe"
-    """Sub-words shared by both languages, as they are or in lower case, or the words of each."""
+    """Byte-pair encoding shared by both languages, cased or lower-cased, or the words of each."""
     vocabulary: int = option(10_000, least=1, most=2**20)
-    """Number of sub-words."""
+    """Number of sub-words to learn."""
     max_len: int = option(256, least=2, most=2**16, config="max_len")
-    """Most tokens of a sentence, special ones included."""
+    """Maximum tokens of a sentence, including special ones."""
     skip_long: bool = False
-    """Leave longer sentences out, instead of stopping with an error."""
+    """Skip longer sentences instead of stopping with an error."""
     size: int | None = option(None, least=1)
-    """Take only so many training pairs."""
+    """Use only this many training pairs."""
     train_files: tuple[Path, Path] | None = None
-    """Source and target text for training; the corpus is "files" then."""
+    """Source and target text for training; implies --corpus files."""
     valid_files: tuple[Path, Path] | None = None
     """Source and target text for validation, with --train-files."""
     prepared: Path | None = None
-    """Folder that the command prepare made; the corpus is "prepared" then."""
+    """Folder written by the command prepare; implies --corpus prepared."""
     mirror: Path | None = None
-    """Folder that holds the corpora's files, instead of a download."""
+    """Folder with the corpora's files, to read instead of downloading."""
 
 
 PLACES = ("train_files", "valid_files", "prepared", "mirror")  # where it is, not what it is
@@ -65,93 +64,90 @@ PLACES = ("train_files", "valid_files", "prepared", "mirror")  # where it is, no
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What learns. Where a size is not given, the preset's holds."""
+    """The model. Sizes that are not given come from the preset."""
 
     architecture: Literal["transformer", "rnn", "rnn-attention", "rnn-dot", "convolution"] = option(
         "transformer", aliases=("--model",)
     )
-    """The Transformer; recurrent networks with one vector for the whole sentence (rnn), with
-    additive attention (rnn-attention) or dot products (rnn-dot); or convolutions.
-    --model is the same."""
+    """rnn has no attention, rnn-attention additive and rnn-dot dot-product (alias --model)."""
     preset: Literal["tiny", "base", "big"] = "tiny"
-    """Sizes; base and big are the paper's. Architectures before the Transformer have tiny only."""
+    """Sizes; base and big are the paper's. The older architectures have tiny only."""
     layers: int | None = option(None, least=1, most=256, config="N", size=True, aliases=("--N",))
-    """Layers in each stack; --N is the same."""
+    """Layers in each stack (alias --N)."""
     d_model: int | None = option(None, least=1, most=2**16, config="d_model", size=True)
-    """Width of the layers."""
+    """Width of embeddings and layers."""
     d_ff: int | None = option(None, least=1, most=2**18, config="d_ff", size=True)
-    """Width of the feed-forward networks."""
+    """Inner width of the feed-forward networks."""
     heads: int | None = option(None, least=1, most=2**10, config="h", size=True, aliases=("--h",))
-    """Number of attention heads; --h is the same."""
+    """Number of attention heads (alias --h)."""
     d_k: int | None = option(None, least=1, most=2**16, config="d_k", size=True)
-    """Width of a head's queries and keys; d_model / heads unless given."""
+    """Width of a head's queries and keys (d_model / heads by default)."""
     d_v: int | None = option(None, least=1, most=2**16, config="d_v", size=True)
-    """Width of a head's values; d_model / heads unless given."""
+    """Width of a head's values (d_model / heads by default)."""
     dropout: float | None = option(None, least=0, below=1, config="dropout", size=True)
-    """Probability of dropping an element where the paper places dropout."""
+    """Dropout probability of sub-layer outputs and embeddings, the paper's places."""
     attention_dropout: float | None = option(None, least=0, below=1, config="attention_dropout")
-    """Probability of dropping an attention weight; not in the paper."""
+    """Dropout probability of attention weights; the paper has it for parsing only."""
     ff_dropout: float | None = option(None, least=0, below=1, config="ff_dropout")
-    """Probability of dropping a hidden unit of a feed-forward network; not in the paper."""
+    """Dropout probability of hidden units of the feed-forward networks; not in the paper."""
     norm: Literal["post", "pre"] | None = option(None, config="norm")
-    """Normalise after each residual sum, as printed, or before each sub-layer."""
+    """Layer normalization after each residual sum, as in the paper, or before each sub-layer."""
     positions: Literal["sinusoid", "learned"] | None = option(None, config="positions")
-    """Sinusoids, or learned positions."""
+    """The paper's sinusoidal positional encodings, or learned ones."""
     tie: Literal["all", "target", "none"] | None = option(None, config="tie")
-    """Which embeddings share the generator's matrix; all where both languages have one
-    vocabulary, else the target's, unless given."""
+    """Embeddings that share the generator's matrix (all with a shared vocabulary by default)."""
 
 
 @dataclass(frozen=True)
 class OptimOptions:
-    """How it is learned: whatever changes the weights that come out."""
+    """Everything in training that changes the resulting weights."""
 
     updates: int = option(3000, least=1)
-    """Updates in all."""
+    """Total number of updates."""
     max_tokens: int = option(4096, least=1)
-    """Most source tokens, and most target tokens, of a batch, padding included."""
+    """Maximum source tokens, and maximum target tokens, of a batch, including padding."""
     accumulate: int = option(1, least=1)
-    """Batches that make one update."""
+    """Batches per update (gradient accumulation)."""
     warmup: int = option(1000, least=1)
-    """Updates until the learning rate is at its peak."""
+    """Updates until the learning rate reaches its peak."""
     peak: float | None = option(5e-3, above=0)
-    """Highest learning rate; in a recipe null for the paper's, (d_model * warmup) ** -0.5."""
+    """Peak learning rate; in a recipe, null stands for the paper's, (d_model * warmup) ** -0.5."""
     smoothing: float = option(0.1, least=0, below=1)
-    """Label smoothing."""
+    """Label smoothing ε."""
     clip: float | None = option(None, above=0)
-    """Largest gradient norm; any unless given."""
+    """Clip the gradient norm to this (no clipping by default)."""
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    """In which precision products are computed; tf32 and float16 are for GPUs."""
+    """Precision of matrix products; tf32 and float16 need a GPU."""
     seed: int = option(0, least=0, most=2**63 - 1)
-    """Decides first weights, order and dropout."""
+    """Random seed of initial weights, data order and dropout."""
     average: int = option(0, least=0)
-    """Keep the weights of so many last snapshots, and average them at the end."""
+    """Average the weights of this many last snapshots at the end; 0 for none."""
     average_every: int | None = option(None, least=1)
-    """Updates between those snapshots; an epoch unless given."""
+    """Updates between those snapshots (one epoch by default)."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How it runs. This may change when a run goes on: the weights do not depend on it."""
+    """How the run is carried out. These may change when it resumes; the weights stay the same."""
 
     save_every: float = option(60.0, least=0)
-    """Seconds between checkpoints; more where saving takes long."""
+    """Seconds between checkpoints; more if saving takes long."""
     keep: int = option(2, least=1)
-    """How many checkpoints to keep to go on from."""
+    """Number of checkpoints to keep for resuming."""
     log_every: int = option(50, least=1)
-    """Updates between the lines of the log."""
+    """Updates between lines of the log."""
     steps: int | None = option(None, least=1)
-    """Make only so many updates now, and say how long the whole run takes."""
+    """Stop after this many updates, and estimate how long the whole run takes."""
     tensorboard: Path | None = None
-    """Folder for TensorBoard, whose package must be installed."""
+    """Also log to this TensorBoard folder (needs the package tensorboard)."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """What to do where a loss or a gradient becomes NaN or infinite."""
+    """What to do when a loss or a gradient becomes NaN or infinite."""
     compile: bool = False
-    """Compile the Transformer, with lengths in buckets; pays on a GPU."""
+    """Compile the Transformer with torch.compile, lengths in buckets; pays off on a GPU."""
     sharded: bool = option(False, aliases=("--pieces",))
-    """Let each process hold only a shard of the weights (FSDP2), where there are several."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; a GPU where there is one, unless given."""
+    """Shard weights and optimizer state over the processes (FSDP2)."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device; auto takes an NVIDIA GPU if there is one, else the CPU; mps is Apple's GPU."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +195,8 @@ LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {  # words, a
     "most": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
+MOST = 2**31 - 1  # of whole numbers, where nothing else is said
+MOST_WRITTEN = 200_000  # pairs of the grammar, which are written anew at each start
 CORPORA = ("grammar", "multi30k", "iwslt2014", "iwslt2016", "iwslt2017", "files", "prepared")
 
 
@@ -217,7 +215,7 @@ def check(options: Options) -> None:
             if each.name not in shared and getattr(model, each.name) != getattr(usual, each.name):
                 raise UsageError(f"{flag(each.name)}: not for --architecture {model.architecture}")
         if options.run.compile:
-            raise UsageError("--compile: for the Transformer only")
+            raise UsageError("--compile: is for the Transformer only")
 
 
 def check_group(group: Any) -> None:
@@ -229,13 +227,24 @@ def check_group(group: Any) -> None:
             typed(kinds[each.name], value)
         except TypeError as error:
             raise UsageError(f"{name}: {error}") from None
-        limits = [(key, each.metadata[key]) for key in LIMITS if key in each.metadata]
+        meta = {"most": MOST, **each.metadata} if type(value) is int else each.metadata
+        limits = [(key, meta[key]) for key in LIMITS if key in meta]
         if value is None or not limits:
             continue
         holds = all(LIMITS[key][1](value, limit) for key, limit in limits)
         if not (holds and math.isfinite(value)):
             words = " and ".join(f"{LIMITS[key][0]} {limit}" for key, limit in limits)
             raise UsageError(f"{name} {value}: must be {words}")
+
+
+def check_sizes(sizes: Mapping[str, Any]) -> None:
+    """Refuse sizes of a model, by the names of its configuration, that no option could have."""
+    for kind in (DataOptions, ModelOptions):
+        names = {
+            each.name: {each.name, each.metadata.get("config", each.name)} for each in fields(kind)
+        }
+        found = {name: sizes[key] for name, keys in names.items() for key in keys & sizes.keys()}
+        check_group(kind(**found))
 
 
 def check_sources(data: DataOptions) -> None:
@@ -249,6 +258,8 @@ def check_sources(data: DataOptions) -> None:
         raise UsageError(f"{flag(files[0])}: for --corpus files, not {data.corpus}")
     if data.mirror is not None and data.corpus in ("grammar", "files", "prepared"):
         raise UsageError(f"--mirror: --corpus {data.corpus} needs no download")
+    if data.corpus == "grammar" and (data.size or 0) > MOST_WRITTEN:
+        raise UsageError(f"--size: the grammar writes at most {MOST_WRITTEN:,} pairs; give fewer")
 
 
 # --- recipes ---------------------------------------------------------------------------------
@@ -280,7 +291,7 @@ def load_recipe(recipe: str | Path) -> Options:
     data = _read(path)
     data.pop("about", None)
     like = data.pop("like", None)
-    if like is not None and like not in recipes():
+    if like is not None and (not isinstance(like, str) or like not in recipes()):
         raise UsageError(f"--recipe {recipe}: like {like!r}: is none of {', '.join(recipes())}")
     start = Options() if like is None else load_recipe(like)
     try:
@@ -291,19 +302,21 @@ def load_recipe(recipe: str | Path) -> Options:
         options = from_dict(Options, {**groups, **data})
         check(options)
     except (TypeError, UsageError) as error:
-        raise UsageError(f"--recipe {recipe}: {error}") from None
+        raise UsageError(f"--recipe {recipe}: {error}; correct the file") from None
     return options
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = json.loads(file.read(1 << 20))  # more is no recipe
     except OSError as error:
-        raise UsageError(f"--recipe {path}: cannot be read: {error.strerror or error}") from None
+        reason = f"cannot be read: {error.strerror or error}; name a recipe or another file"
+        raise UsageError(f"--recipe {path}: {reason}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--recipe {path}: is not JSON: {error}") from None
+        raise UsageError(f"--recipe {path}: is not JSON: {error}; see {RECIPES}") from None
     if not isinstance(data, dict):
-        raise UsageError(f"--recipe {path}: is not a JSON object")
+        raise UsageError(f"--recipe {path}: is not a JSON object; see {RECIPES}")
     return data
 
 

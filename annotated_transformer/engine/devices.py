@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -26,43 +30,17 @@ class Device:
     source: str
 
 
-# Where a sheet prints only the rate for sparse matrices, it is halved here: 1979 / 2.
-_AMPERE = {"float32": 19.5, "tf32": 156, "bfloat16": 312, "float16": 312}
-_HOPPER = {"float32": 67, "tf32": 989 / 2, "bfloat16": 1979 / 2, "float16": 1979 / 2}
-_HOPPER_PCIE = {"float32": 51, "tf32": 756 / 2, "bfloat16": 1513 / 2, "float16": 1513 / 2}
-_L4 = {"float32": 30.3, "tf32": 120 / 2, "bfloat16": 242 / 2, "float16": 242 / 2}
-# These multiply float16 twice as fast with sums in float16, too; PyTorch keeps them in float32.
-_GA102 = {"float32": 35.6, "tf32": 35.6, "bfloat16": 71, "float16": 71}
-_AD102 = {"float32": 82.6, "tf32": 82.6, "bfloat16": 165.2, "float16": 165.2}
-_V100 = ("V100-SXM2-16GB", "V100-SXM2-32GB")
-_V100_PCIE = ("V100-PCIE-16GB", "V100-PCIE-32GB")
-_A100_40 = ("A100-SXM4-40GB", "A100-PCIE-40GB")
+def _read(row: Mapping[str, str]) -> Device:
+    rates = {name: float(row[name]) for name in PRECISIONS if row[name]}
+    return Device(tuple(row["names"].split(", ")), rates, float(row["GB/s"]) * 1e9, row["source"])
 
-DEVICES: Mapping[str, Device] = {
-    "P100 SXM2": Device(
-        ("P100-SXM2-16GB",), {"float32": 10.6, "float16": 21.2}, 732e9, "nvidia_p100"
-    ),
-    "P100 PCIe": Device(
-        ("P100-PCIE-16GB",), {"float32": 9.3, "float16": 18.7}, 732e9, "nvidia_p100pcie"
-    ),
-    "V100 SXM2": Device(_V100, {"float32": 15.7, "float16": 125}, 900e9, "nvidia_v100"),
-    "V100 PCIe": Device(_V100_PCIE, {"float32": 14, "float16": 112}, 900e9, "nvidia_v100"),
-    "V100S": Device(("V100S-PCIE-32GB",), {"float32": 16.4, "float16": 130}, 1134e9, "nvidia_v100"),
-    "T4": Device(("T4",), {"float32": 8.1, "float16": 65}, 300e9, "nvidia_t4"),
-    "A100 40GB": Device(_A100_40, _AMPERE, 1555e9, "nvidia_ampere2020"),
-    "A100 80GB SXM": Device(("A100-SXM4-80GB",), _AMPERE, 2039e9, "nvidia_a100"),
-    "A100 80GB PCIe": Device(("A100 80GB PCIe",), _AMPERE, 1935e9, "nvidia_a100"),
-    "L4": Device(("L4",), _L4, 300e9, "nvidia_l4"),
-    "RTX 3090": Device(("RTX 3090",), _GA102, 936e9, "nvidia_ga102"),
-    "RTX 4090": Device(("RTX 4090",), _AD102, 1008e9, "nvidia_ada"),
-    "H100 SXM": Device(("H100 80GB HBM3",), _HOPPER, 3.35e12, "nvidia_h100"),
-    "H100 PCIe": Device(("H100 PCIe",), _HOPPER_PCIE, 2e12, "nvidia_hopper2022"),
-    "H200 SXM": Device(("H200",), _HOPPER, 4.8e12, "nvidia_h200"),
-    # other rates of the B200 differ between editions of its sheet
-    "B200": Device(
-        ("B200",), {"bfloat16": 4500 / 2, "float16": 4500 / 2}, 7.7e12, "nvidia_blackwell"
-    ),
-}
+
+# Where a sheet prints only the rate for sparse matrices, half of it stands in the table. What the
+# sheets of the B200 say of other precisions differs between their editions.
+with Path(__file__).with_name("devices.tsv").open(encoding="utf-8") as _file:
+    DEVICES: Mapping[str, Device] = {
+        row["device"]: _read(row) for row in csv.DictReader(_file, delimiter="\t")
+    }
 
 _BRANDS = re.compile(r"(?:(?:NVIDIA|Tesla|GeForce) )*")  # drivers differ in these
 

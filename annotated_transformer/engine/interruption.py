@@ -1,12 +1,32 @@
-"""Signals that end a run between two updates."""
+"""Signals that end a command, or a run between two updates."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+
+@contextmanager
+def handling(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
+) -> Iterator[None]:
+    """Give a handler the signals that end a process: Ctrl-C, termination, a closed terminal.
+
+    Those that are ignored stay so; in another thread than the main one, all are left alone.
+    """
+    found = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+    signals = [s for s in found if s is not None and signal.getsignal(s) != signal.SIG_IGN]
+    before = []
+    with suppress(ValueError):  # not the main thread: a notebook's server, for instance
+        before = [signal.signal(s, handler) for s in signals]
+    try:
+        yield
+    finally:
+        for s, handler_before in zip(signals, before, strict=False):
+            signal.signal(s, handler_before)
 
 
 @contextmanager
@@ -30,15 +50,5 @@ def interruption() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         caught.append(number)
 
-    found = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
-    signals = [s for s in found if s is not None and signal.getsignal(s) != signal.SIG_IGN]
-    try:
-        before = [signal.signal(s, note) for s in signals]
-    except ValueError:  # not the main thread: a notebook's server, for instance
+    with handling(note):
         yield caught
-        return
-    try:
-        yield caught
-    finally:
-        for s, handler in zip(signals, before, strict=True):
-            signal.signal(s, handler)

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from annotated_transformer.data.files import write_atomically
+from annotated_transformer.data.files import parse_json, write_atomically
 
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for these
 
 
-def _to_json(value: float) -> float | str:
-    """Return a number (a tensor of one element, too) as JSON can hold it."""
-    number = int(value) if isinstance(value, int) else float(value)
-    return number if math.isfinite(number) else str(number)
-
-
-def _from_json(value: object) -> float:
-    """Return the number that was written."""
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return float(value)
-    if isinstance(value, int | float):
-        return value
-    raise ValueError(f"{value!r} is not a number")
-
-
 def _parse(line: bytes) -> dict[str, float]:
     """Return the numbers in one line."""
-    entry = json.loads(line)
+    entry = parse_json(line)
     if not isinstance(entry, dict) or "update" not in entry:
         raise ValueError("it does not say its update")
-    return {name: _from_json(value) for name, value in entry.items()}
+    for name, value in entry.items():
+        if isinstance(value, str) and value in _NOT_FINITE:
+            entry[name] = float(value)
+        elif not isinstance(value, int | float):
+            raise ValueError(f"{value!r} is not a number")
+    return entry
 
 
 def _parse_file(path: Path) -> list[tuple[bytes, dict[str, float]]]:
@@ -89,31 +79,23 @@ class _TensorBoard:
             raise ImportError(
                 f"files for TensorBoard need its package ({error}): pip install tensorboard"
             ) from error
-        self.folder = folder
-        self.make_writer = SummaryWriter
+        self.folder, self.make_writer = folder, SummaryWriter
         self.writer: Any = None
-        self.purge_step: int | None = None
+        self.purge_step: int | None = None  # TensorBoard hides what came from here on
 
     def write(self, update: int, numbers: Mapping[str, float]) -> None:
-        """Write one point of each curve."""
         if self.writer is None:
             self.writer = self.make_writer(str(self.folder), purge_step=self.purge_step)
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, update)
 
-    def rewind(self, update: int) -> None:
-        """Let TensorBoard hide what came after an update."""
-        self.close()
-        self.purge_step = update + 1  # hidden from here on
-
     def close(self) -> None:
-        """Write what is left."""
         if self.writer is not None:
             self.writer.close()
         self.writer = None
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """A log of a run, one JSON object a line, to which lines are added.
 
     Opened on a file that exists, it continues it; a broken last line is dropped.
@@ -142,7 +124,10 @@ class Journal:
                 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``.
         """
         known = {name: value for name, value in numbers.items() if value is not None}
-        line = {name: _to_json(value) for name, value in {"update": update, **known}.items()}
+        line: dict[str, float | str] = {"update": int(update)}
+        for name, value in known.items():  # perhaps a tensor of one element
+            number = int(value) if isinstance(value, int) else float(value)
+            line[name] = number if math.isfinite(number) else str(number)
         self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
         self._file.flush()
         if self._tensorboard is not None:
@@ -160,7 +145,8 @@ class Journal:
         finally:
             self._file = self.path.open("ab")
         if self._tensorboard is not None:
-            self._tensorboard.rewind(update)
+            self._tensorboard.close()
+            self._tensorboard.purge_step = update + 1
 
     def close(self) -> None:
         """Close the files."""
@@ -168,15 +154,6 @@ class Journal:
         if self._tensorboard is not None:
             self._tensorboard.close()
 
-    def __enter__(self) -> Journal:
-        """Return the journal, to be closed at the end of the block."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the files."""
         self.close()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from annotated_transformer.engine.config import UsageError
 from annotated_transformer.fast.loss import FastLoss, linear_cross_entropy
 from annotated_transformer.fast.model import FastModel, can_accelerate, embed
 from annotated_transformer.fast.packing import PackedMask, Rows
@@ -95,6 +96,18 @@ class Precision:
         if self.name not in SHORT:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, SHORT[self.name])
+
+
+def find_device(name: str = "auto") -> str:
+    """Return where to compute: an NVIDIA GPU where there is one, unless something else is said.
+
+    Raises:
+        UsageError: PyTorch finds no such device.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(name, True):
+        raise UsageError(f"--device {name}: PyTorch finds none here; try --device cpu")
+    return ("cuda" if there["cuda"] else "cpu") if name == "auto" else name
 
 
 class PreciseLoss(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from annotated_transformer.data.files import not_written
 from annotated_transformer.engine.checkpoints import CheckpointError
 from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.devices import mfu
@@ -57,7 +58,7 @@ class RunLog:
             if self.journal is not None:
                 self.journal.write(state.updates, epoch=state.epoch + 1, **numbers)
         except OSError as error:
-            raise _unwritten(self.path, error) from None
+            raise not_written(error, self.path) from None
 
     def show(self, state: TrainState) -> None:
         """Move the bar on by an update."""
@@ -69,11 +70,6 @@ class RunLog:
         self.bar.update()
 
 
-def _unwritten(path: Path, error: OSError) -> CheckpointError:
-    reason = error.strerror or error
-    return CheckpointError(f"{path}: cannot be written: {reason}; free some space")
-
-
 @contextlib.contextmanager
 def open_log(
     folder: Path, options: Options, state: TrainState, *, main: bool, progress: bool
@@ -82,9 +78,10 @@ def open_log(
 
     Raises:
         UsageError: TensorBoard is asked for, and not installed.
-        CheckpointError: The log cannot be read or written.
+        FileError: The log cannot be read or written.
     """
-    path, journal, shown = folder / "log.jsonl", None, progress and main
+    path, journal = folder / "log.jsonl", None
+    shown = progress and main and sys.stderr is not None
     try:
         if main:
             journal = Journal(path, options.run.tensorboard)
@@ -92,7 +89,7 @@ def open_log(
     except ImportError as error:
         raise UsageError(f"--tensorboard: {error}") from None
     except OSError as error:
-        raise _unwritten(path, error) from None
+        raise not_written(error, path) from None
     except ValueError as error:
         raise CheckpointError(f"{error}; mend the line, or move the file") from None
     total, done = options.optim.updates, state.updates

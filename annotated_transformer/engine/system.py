@@ -157,7 +157,8 @@ def translate_lines(
     out = [""] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]
     order = token_batches(lengths, max(max_tokens // beam, limit + 1), shuffle=False)
-    bar = tqdm(total=len(full), unit="line", disable=not progress, file=sys.stderr)
+    closed = sys.stderr is None  # by who started us
+    bar = tqdm(total=len(full), unit="line", disable=not progress or closed, file=sys.stderr)
     with bar, keep_decoder_weights(system.model):
         for batch in order:
             sources = [ids[full[int(i)]] for i in batch]

@@ -12,6 +12,7 @@ from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.data.text import MAX_SENTENCE
 from annotated_transformer.engine.config import DataOptions, OptimOptions, UsageError
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.translation.tokenizers import (
@@ -37,7 +38,8 @@ def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tok
         first, second = text.languages
         return WordTokenizer.train(text.source, first), WordTokenizer.train(text.target, second)
     try:
-        lines = itertools.chain(text.source, text.target)
+        sentences = itertools.chain(text.source, text.target)
+        lines = (line for line in sentences if len(line) <= MAX_SENTENCE)
         lowercase = options.tokenizer == "bpe-lower"
         shared = BPETokenizer.train(lines, options.vocabulary, lowercase=lowercase)
     except TokenizerError as error:

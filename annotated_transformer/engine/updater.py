@@ -2,104 +2,245 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from annotated_transformer.data.shards import TokenPairs
-from annotated_transformer.engine.checkpoints import run_tensors, save_tensors
-from annotated_transformer.engine.config import Options
-from annotated_transformer.engine.learner import Learner
-from annotated_transformer.engine.precision import DynamicLossScale
+from annotated_transformer.engine.checkpoints import (
+    damaged,
+    load_model,
+    load_system,
+    load_tensors,
+    run_tensors,
+    save_tensors,
+)
+from annotated_transformer.engine.config import OptimOptions, Options
+from annotated_transformer.engine.devices import peak_flops
+from annotated_transformer.engine.precision import DynamicLossScale, PreciseLoss, Precision
+from annotated_transformer.engine.records import processor
 from annotated_transformer.engine.runlog import update_flops
-from annotated_transformer.engine.state import TrainState
+from annotated_transformer.engine.state import Checkpoint, TrainState
+from annotated_transformer.engine.system import System
 from annotated_transformer.engine.texts import lengths_of, lines_of
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.training.distributed import local_batches
-from annotated_transformer.training.loop import NonFiniteError, Progress
+from annotated_transformer.training.distributed import (
+    DistributedWorld,
+    local_batches,
+    replica_loss,
+    replicate,
+    shard,
+)
+from annotated_transformer.training.loop import NonFiniteError, Progress, grad_norm, update
+from annotated_transformer.training.optimizer import make_adam, noam_schedule
 
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 MOST_SKIPPED = 10  # updates in a row that could not be made: then it is the weights
 
 
-def keep_update(
-    path: Path, tensors: Mapping[str, Tensor], batches: Sequence[Batch], **data: Any
-) -> None:
-    """Write an update into a file, so that ``replay`` can compute it again.
+def prefetched(
+    items: Iterable[Given], make: Callable[[Given], Made], ahead: bool
+) -> Iterator[tuple[Given, Made]]:
+    """Yield items with what is made from them: when it is asked for, or one ahead by a thread."""
+    if not ahead:
+        yield from ((item, make(item)) for item in items)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        waiting = ((item, pool.submit(make, item)) for item in items)
+        coming = next(waiting, None)
+        while coming is not None:
+            (item, future), coming = coming, next(waiting, None)
+            yield item, future.result()
 
-    Args:
-        path: A file in the folder ``non_finite`` of a run.
-        tensors: Of ``run_tensors``, before the update.
-        batches: Its micro-batches, of all processes.
-        data: Described ``options``, target ``tokens``, loss ``scale``; and what else helps.
-    """
-    sources = {f"batch.{k}.src": batch.src for k, batch in enumerate(batches)}
-    targets = {f"batch.{k}.tgt": batch.target for k, batch in enumerate(batches)}
-    save_tensors(path, {**tensors, **sources, **targets}, data)
+
+def all_peaks(precision: Precision, world: DistributedWorld) -> float | None:
+    """Return what all devices together can do, in operations a second, where that is known."""
+    if precision.device.type != "cuda":
+        return None
+    one = peak_flops(torch.cuda.get_device_name(precision.device), precision.name)
+    return None if one is None else one * world.size
+
+
+def rate_factor(width: int, options: OptimOptions) -> float:
+    """Return what the learning rate is multiplied by so that it has the peak that is wanted."""
+    return 1.0 if options.peak is None else options.peak * (width * options.warmup) ** 0.5
+
+
+def take_products_of_main(world: DistributedWorld) -> None:
+    """Multiply as the main process does, which has measured what is fast."""
+    levels = ("highest", "high", "medium")
+    own = levels.index(torch.get_float32_matmul_precision())
+    torch.set_float32_matmul_precision(levels[int(world.sum(own * world.main)[0])])
 
 
 class Updater:
-    """Makes updates from sentence pairs; those that fail are kept below the run's folder."""
+    """A model with all that changes its weights, on the device of the precision.
 
-    def __init__(self, learner: Learner, pairs: TokenPairs, options: Options, folder: Path) -> None:
-        self.learner, self.pairs, self.options, self.folder = learner, pairs, options, folder
+    Args:
+        system: Its model learns.
+        pairs: What it learns from.
+        options: How it learns.
+        world: The processes that share an update.
+        precision: In which products are computed, and where.
+        folder: Of the run; updates that fail are kept below it.
+        compiler: Backend of ``torch.compile``, where the options want it compiled.
 
-    def batch(self, numbers: Tensor) -> Batch:
-        """Make a batch of training pairs, on the device of this process."""
-        return self.pairs.batch(numbers).to(self.learner.precision.device)
+    Attributes:
+        replica: The loss of the model, connected with those of other processes.
+        peak: What all devices together can do, in operations a second; None if unknown.
+    """
 
-    def make(self, state: TrainState, groups: Sequence[Tensor]) -> None:
-        """Make the next update from the pairs with these numbers, and count it.
+    def __init__(
+        self,
+        system: System,
+        pairs: TokenPairs,
+        options: Options,
+        world: DistributedWorld,
+        precision: Precision,
+        folder: Path,
+        compiler: str | Callable[..., Any],
+    ) -> None:
+        self.system, self.pairs, self.options, self.world = system, pairs, options, world
+        self.precision, self.folder, self.factor = precision, folder, 1.0
+        self.peak = all_peaks(precision, world)
+        model, run, optim = system.model.to(precision.device), options.run, options.optim
+        if world.rank:  # each process drops out elements of its own
+            torch.manual_seed(optim.seed + 1_000_003 * world.rank)
+        loss = PreciseLoss(model, precision, compiler if run.compile else None)
+        self.replica = shard(loss, loss.layers, world) if run.sharded else replicate(loss, world)
+        self.optimizer = make_adam(model)
+        factor = rate_factor(system.config.width, optim)
+        self.schedule = noam_schedule(self.optimizer, system.config.width, factor, optim.warmup)
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a first one may be skipped
+        if precision.device.type == "cpu":
+            take_products_of_main(world)
+
+    def batches(self, groups: Sequence[Tensor]) -> list[Batch]:
+        """Make this process's part of an update, and send it to the device, without waiting."""
+        own = local_batches(groups, self.pairs.batch, self.world)
+        return [batch.to(self.precision.device, non_blocking=True) for batch in own]
+
+    def make(self, state: TrainState, groups: Sequence[Tensor], batches: Sequence[Batch]) -> None:
+        """Make the next update from ``batches(groups)``, and count it.
 
         Raises:
             NonFiniteError: Loss or gradient are NaN or infinite, and it is not to be skipped.
         """
-        learner = self.learner
-        rate, random = learner.rate, torch.get_rng_state()
-        failed = None
+        optim, scale, failed = self.options.optim, self.precision.scale, None
+        rate, random = float(self.schedule.get_last_lr()[0]), torch.get_rng_state()
+        self.factor = 1.0 if scale is None else scale.value
+        self.replica.train()
         try:
-            made = learner.update(local_batches(groups, self.batch, learner.world))
-            if learner.factor <= DynamicLossScale.least and not math.isfinite(made.grad_norm):
+            made = update(
+                self.replica, batches, self.optimizer, self.schedule, optim.smoothing,
+                clip=optim.clip, loss=replica_loss, world=self.world, scale=scale,
+            )  # fmt: skip
+            if math.isfinite(made.grad_norm):
+                state.skipped = 0
+            elif self.factor <= DynamicLossScale.least:
                 state.skipped += 1  # an overflow without any scale: the next one will not help
                 if state.skipped == MOST_SKIPPED:
                     failed = NonFiniteError(made.loss, made.grad_norm, made.tokens)
-            elif math.isfinite(made.grad_norm):
-                state.skipped = 0
         except NonFiniteError as error:
             failed, made = error, Progress(grad_norm=math.nan)
             state.skipped += 1
-            learner.schedule.step()
+            self.schedule.step()
         if failed is not None:
             torch.set_rng_state(random)
             self._failed(failed, state, groups)
-        system, lengths = learner.system, lengths_of(self.pairs, groups)
-        flops = update_flops(system.config, len(system.tokenizers[1]), lengths)
+        lengths = lengths_of(self.pairs, groups)
+        flops = update_flops(self.system.config, len(self.system.tokenizers[1]), lengths)
         state.add(made, flops, rate)
 
     def _failed(self, error: NonFiniteError, state: TrainState, groups: Sequence[Tensor]) -> None:
         """Keep what is needed to see it again; raise the error, or say that it was skipped."""
-        learner = self.learner
         path = self.folder / "non_finite" / f"{state.updates + 1:08d}.safetensors"
         lines = lines_of(self.pairs, groups)
-        tensors = run_tensors(learner.system.model, learner.optimizer, learner.world)
-        if learner.world.main:
-            keep_update(
-                path,
-                tensors,
-                [self.pairs.batch(group) for group in groups],
-                lines=lines,
-                options=self.options.described(),
-                tokens=error.tokens,
-                scale=learner.factor,
-            )
-        some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
-        place = f"update {state.updates + 1}, epoch {state.epoch + 1}, lines {some}"
-        message = f"{place}: {error}; kept in {path}"
+        tensors = run_tensors(self.system.model, self.optimizer, self.world)
+        if self.world.main:
+            data = {"lines": lines, "tokens": error.tokens, "scale": self.factor}
+            data["options"] = self.options.described()
+            keep_update(path, tensors, map(self.pairs.batch, groups), data)
+        message = f"{place_of(state, lines)}: {error}; kept in {path}"
         if self.options.run.non_finite == "stop" or state.skipped >= MOST_SKIPPED:
             raise NonFiniteError(error.loss, error.grad_norm, error.tokens, message) from None
-        if learner.world.main:
+        if self.world.main:
             warnings.warn(f"left out: {message}", stacklevel=3)
+
+    def checkpoint(self, state: TrainState) -> Checkpoint:
+        """Return what a checkpoint holds beside tensors."""
+        scale, schedule = self.precision.scale, self.schedule.state_dict()
+        return Checkpoint(
+            state,
+            self.world.size,
+            self.optimizer.state_dict()["param_groups"],
+            {name: value for name, value in schedule.items() if name != "lr_lambdas"},
+            self.system.fingerprint,
+            None if scale is None else scale.state_dict(),
+            (processor(), torch.get_float32_matmul_precision()),
+        )
+
+    def go_on(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint, whose tensors were put back."""
+        self.schedule.load_state_dict({"lr_lambdas": [None], **found.schedule})
+        if self.precision.scale is not None and found.scale is not None:
+            self.precision.scale.load_state_dict(found.scale)
+        machine, products = found.products
+        if machine == processor() and self.precision.device.type == "cpu":
+            torch.set_float32_matmul_precision(products)  # elsewhere, it is measured again
+
+
+def place_of(state: TrainState, lines: Sequence[int]) -> str:
+    """Say which update is next, and from which lines of the text it is."""
+    some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
+    return f"update {state.updates + 1}, epoch {state.epoch + 1}, lines {some}"
+
+
+def keep_update(
+    path: Path, tensors: dict[str, Tensor], batches: Iterable[Batch], data: dict[str, Any]
+) -> None:
+    """Write what :func:`replay` reads: weights and random state, the batches, and the rest."""
+    for k, batch in enumerate(batches):
+        tensors |= {f"batch.{k}.src": batch.src, f"batch.{k}.tgt": batch.target}
+    save_tensors(path, tensors, data)
+
+
+def replay(path: Path) -> tuple[float, float]:
+    """Compute a kept update again, in this process; return its loss and its gradient norm.
+
+    On a processor and for a run of one process, to the bit: the random state of a GPU is that
+    after the update. A precision that this machine does not have is replaced by float32, with a
+    warning.
+
+    Args:
+        path: A file in the folder ``non_finite`` of a run.
+
+    Raises:
+        CheckpointError: It is damaged, or there is no run around it.
+    """
+    tensors, data = load_tensors(path)
+    system = load_system(path.parent.parent, weights=None)
+    load_model(system.model, tensors, path)
+    try:
+        optim, scale = Options().replace(**data["options"]).optim, float(data["scale"])
+        torch.set_rng_state(tensors["random.0"])
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise damaged(path, error) from None
+    precision = Precision.nearest(optim.precision, torch.device("cpu"))
+    loss_of, total = PreciseLoss(system.model.train(), precision), 0.0
+    for k in itertools.count():
+        if f"batch.{k}.src" not in tensors:
+            break
+        batch = Batch(tensors[f"batch.{k}.src"], tensors[f"batch.{k}.tgt"])
+        loss, _ = loss_of(batch, optim.smoothing, data["tokens"])
+        (loss * scale).backward()
+        total += loss.item()
+    return total, grad_norm(system.model.parameters()) / scale

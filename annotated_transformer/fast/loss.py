@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from annotated_transformer.fast.model import FastModel, can_accelerate, is_untouched
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.training.loop import batch_loss
+from annotated_transformer.training.loop import batch_loss, sum_type
 
 ROWS = 512  # rows of logits that are held at a time
 
@@ -45,17 +45,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         matrix = weight.to(low)
         grad_x, grad_w = torch.empty_like(x), torch.zeros_like(weight)
         grad_b = torch.zeros_like(bias)
-        loss = x.new_zeros((), dtype=torch.float64)
-        nll = x.new_zeros((), dtype=torch.float64)
+        wide = sum_type(x.device)
+        loss, nll = x.new_zeros((), dtype=wide), x.new_zeros((), dtype=wide)
         for start in range(0, x.size(0), ROWS):
             gold = target[start : start + ROWS].unsqueeze(1)
             rows = x[start : start + ROWS].to(low)
             z = torch.addmm(bias, rows, matrix.t()) if plain else (rows @ matrix.t()) + bias
             z -= z.amax(dim=1, keepdim=True)
-            right, total = z.gather(1, gold).double().sum(), z.sum(dim=1).double().sum()
+            right, total = z.gather(1, gold).to(wide).sum(), z.sum(dim=1).to(wide).sum()
             z.exp_()
             norm = z.sum(dim=1, keepdim=True)
-            log_norm = norm.double().log().sum()
+            log_norm = norm.to(wide).log().sum()
             nll += log_norm - right
             loss += log_norm - (1 - smoothing) * right - smoothing / size * total
             if not learn:

@@ -83,9 +83,8 @@ def _is_standard(model: EncoderDecoder) -> bool:
     for stack, kind in ((model.encoder, EncoderLayer), (model.decoder, DecoderLayer)):
         for layer in cast(Iterable[nn.Module], getattr(stack, "layers", ())):
             pairs.append((layer, kind))
-            for name, part in layer.named_children():
-                if name in PARTS:
-                    pairs.append((part, PARTS[name]))
+            own = [name for name in PARTS if hasattr(layer, name)]
+            pairs += [(getattr(layer, name), PARTS[name]) for name in own]  # None is no standard
     return all(isinstance(part, kind) for part, kind in pairs)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Mask: TypeAlias = Tensor | None  # boolean, true = may attend; none: to everything
+Memory: TypeAlias = Tensor | None  # the encoder's output; None for layers that do not attend to it
 Norm = Literal["post", "pre"]
 
 
@@ -89,7 +90,7 @@ class Decoder(nn.Module):
         self.layers = clones(layer, N)
         self.norm = LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
 
-    def forward(self, x: Tensor, memory: Tensor, src_mask: Mask, tgt_mask: Mask) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, src_mask: Mask, tgt_mask: Mask) -> Tensor:
         """Pass ``x (batch, n, d_model)`` through all layers; ``memory (batch, m, d_model)``."""
         for layer in self.layers:
             x = layer(x, memory, src_mask, tgt_mask)
@@ -129,7 +130,7 @@ class DecoderLayer(nn.Module):
         self,
         size: int,  # d_model
         self_attn: nn.Module,  # called with query, key, value and mask
-        src_attn: nn.Module,  # likewise; its keys and values are the memory
+        src_attn: nn.Module | None,  # likewise, with keys and values from the memory; None: without
         feed_forward: nn.Module,  # called with one tensor
         dropout: float,  # probability of dropping an element of a sub-layer's output
         *,
@@ -139,15 +140,37 @@ class DecoderLayer(nn.Module):
         self.self_attn = self_attn
         self.src_attn = src_attn
         self.feed_forward = feed_forward
-        self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 3)
+        self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 3 if src_attn else 2)
         self.size, self.norm = size, norm
 
-    def forward(self, x: Tensor, memory: Tensor, src_mask: Mask, tgt_mask: Mask) -> Tensor:
-        """Apply the three sub-layers to ``x (batch, n, size)``; same shape."""
+    def forward(self, x: Tensor, memory: Memory, src_mask: Mask, tgt_mask: Mask) -> Tensor:
+        """Apply the sub-layers to ``x (batch, n, size)``; same shape."""
         x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, tgt_mask))
-        x = self.sublayer[1](x, lambda x: self.src_attn(x, memory, memory, src_mask))
-        x = self.sublayer[2](x, self.feed_forward)
+        if (attend := self.src_attn) is not None:
+            x = self.sublayer[1](x, lambda x: attend(x, memory, memory, src_mask))
+        x = self.sublayer[-1](x, self.feed_forward)
         return x
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation (Ba et al., 2016): mean 0 and variance 1 at each position, rescaled.
+
+    Args:
+        features: Width of what is normalised.
+        eps: Added to the variance, so that a constant vector does not divide by zero.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x (..., features)`` over its last axis; same shape."""
+        centred = x - x.mean(-1, keepdim=True)
+        variance = centred.pow(2).mean(-1, keepdim=True)
+        return self.weight * centred / (variance + self.eps).sqrt() + self.bias
 
 
 class SublayerConnection(nn.Module):
@@ -173,24 +196,3 @@ class SublayerConnection(nn.Module):
         else:
             y = self.norm(x + self.dropout(sublayer(x)))
         return y
-
-
-class LayerNorm(nn.Module):
-    """Layer normalisation (Ba et al., 2016): mean 0 and variance 1 at each position, rescaled.
-
-    Args:
-        features: Width of what is normalised.
-        eps: Added to the variance, so that a constant vector does not divide by zero.
-    """
-
-    def __init__(self, features: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-        self.bias = nn.Parameter(torch.zeros(features))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x (..., features)`` over its last axis; same shape."""
-        centred = x - x.mean(-1, keepdim=True)
-        variance = centred.pow(2).mean(-1, keepdim=True)
-        return self.weight * centred / (variance + self.eps).sqrt() + self.bias

@@ -19,13 +19,12 @@ def attention(
         query: Shape ``(..., n, d_k)``.
         key: Shape ``(..., m, d_k)``.
         value: Shape ``(..., m, d_v)``.
-        mask: Broadcasts to ``(..., n, m)``; true (or nonzero) where a query may attend to a key.
+        mask: Broadcasts to ``(..., n, m)``; true (or nonzero) where a query may attend.
             A query that may attend to nothing gets zeros.
-        dropout: Applied to the weights, as later code does; the paper has none here.
+        dropout: Applied to the weights. The paper mentions it once, for parsing (§6.3).
 
     Returns:
-        The weighted values ``(..., n, d_v)``, and the weights
-        :math:`\mathrm{softmax}(QK^T/\sqrt{d_k})` of shape ``(..., n, m)``.
+        The outputs ``(..., n, d_v)`` and the weights ``(..., n, m)``.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
     if mask is not None:

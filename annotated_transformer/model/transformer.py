@@ -38,7 +38,7 @@ class ModelConfig:
     d_k: int | None = None  # width of a head's queries and keys; d_model / h unless given
     d_v: int | None = None  # width of a head's values; d_model / h unless given
     dropout: float = 0.1  # probability of dropping an element where §5.4 places dropout
-    attention_dropout: float = 0.0  # of dropping an attention weight (not in the paper)
+    attention_dropout: float = 0.0  # of dropping an attention weight; §6.3, for parsing only
     ff_dropout: float = 0.0  # of dropping a hidden unit (not in the paper)
     norm: Norm = "post"  # as printed; "pre" as in later code
     positions: Positions = "sinusoid"  # or "learned" as in Table 3, row (E)
@@ -156,7 +156,7 @@ def tie_weights(model: EncoderDecoder, tie: Tie = "all") -> None:
 def initialize(model: nn.Module) -> None:
     """Draw matrices by Glorot's rule, and embeddings with deviation ``1 / sqrt(d_model)``.
 
-    Multiplied by ``sqrt(d_model)`` the embeddings are as large as the positions that are added;
+    Multiplied by ``sqrt(d_model)``, the embeddings are as large as the positions that are added;
     as the generator's weights they give logits of about unit variance. Biases are zero.
     """
     for module in model.modules():

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
 
     Args:
         days: Training time.
-        gpus: How many worked at it.
+        gpus: How many were used.
         gpu: Their type, a key of ``SUSTAINED`` (footnote of section 6.1).
 
     Raises:
@@ -27,6 +30,7 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
 
 TRAINING = ("command", "commit", "date", "seed", "corpus", "options", "parameters", "hardware",
             "updates", "seconds", "curve", "scores")  # fmt: skip
+NO_RECORDS = "The folder results/ is not here: records come with the repository, not the package."
 ABLATION = ("kind", "command", "commit", "date", "training", "corpus", "split", "hardware", "steps")
 
 
@@ -35,7 +39,7 @@ class RecordError(ValueError):
 
 
 def find_records(start: Path | None = None) -> Path | None:
-    """Return the folder ``results`` beside this folder or one above it, if there is one."""
+    """Return the folder ``results`` next to this folder or to one above it, if there is one."""
     start = Path.cwd() if start is None else start
     folders = (folder / "results" for folder in [start, *start.parents])
     return next((f for f in folders if any(f.glob("*.json"))), None)
@@ -68,7 +72,8 @@ def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[s
 
     Args:
         folder: Where they are; None for none.
-        fields: Which fields a record of that kind has; ``TRAINING`` or ``ABLATION``.
+        fields: Which fields a record of that kind has: ``TRAINING`` for a training run,
+            ``ABLATION`` for one system that was decoded in several ways.
 
     Raises:
         RecordError: A file is no JSON object, or a record of the kind lacks a field.
@@ -84,8 +89,60 @@ def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[s
 def spread(values: Iterable[float]) -> str:
     """Return the mean of results, and their standard deviation where there are several."""
     found = list(values)
-    mean = sum(found) / len(found)
-    if len(found) < 2:
-        return f"{mean:.2f} (one seed)"
-    deviation = (sum((v - mean) ** 2 for v in found) / (len(found) - 1)) ** 0.5
-    return f"{mean:.2f} ± {deviation:.2f}"
+    mean = statistics.mean(found)
+    return f"{mean:.2f} " + (f"± {statistics.stdev(found):.2f}" if found[1:] else "(one seed)")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What several runs say of a difference that a claim predicts to be above zero.
+
+    Attributes:
+        runs: How many there are.
+        mean: Of their differences.
+        low: Lower end of the mean's 95 % interval.
+        high: Its upper end.
+    """
+
+    runs: int
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def status(self) -> str:
+        """A word of the scoreboard."""
+        if not self.runs:
+            return "not yet run"
+        if self.low > 0:
+            return "holds at our scale"
+        return "does not hold at our scale" if self.high < 0 else "not resolved"
+
+    def __str__(self) -> str:
+        """Return the line from which the scoreboard takes the status."""
+        interval = f"95 % interval {self.low:+.2f} to {self.high:+.2f}"
+        told = f"; mean {self.mean:+.2f}, {interval}, {self.runs} runs" if self.runs else ""
+        return f"status: {self.status}{told}"
+
+
+def judge(differences: Iterable[float]) -> Verdict:
+    """Return what runs say of a claim, each with a difference that it predicts above zero."""
+    found = list(differences)
+    if not found:
+        return Verdict(0, math.nan, -math.inf, math.inf)
+    mean, reach = statistics.mean(found), math.inf
+    if len(found) > 1:
+        reach = student_t(len(found) - 1) * statistics.stdev(found) / len(found) ** 0.5
+    return Verdict(len(found), mean, mean - reach, mean + reach)
+
+
+def student_t(freedom: int) -> float:
+    """Return the bound that 95 % of Student's t keep to, with so many degrees of freedom."""
+    logs = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    height = math.exp(logs) / (freedom * math.pi) ** 0.5
+    t, step, inside = 0.0, 1e-4, 0.0
+    while inside < 0.475:  # on one side; the middle of each strip is its mean height
+        middle = t + step / 2
+        inside += step * height * (1 + middle**2 / freedom) ** (-(freedom + 1) / 2)
+        t += step
+    return t

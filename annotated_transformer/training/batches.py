@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
-from annotated_transformer.notation import BOS, EOS, PAD
+from annotated_transformer.notation import PAD, SPECIAL_IDS, SpecialIds
 
 
 def pad_flat(tokens: Tensor, lengths: Tensor, pad: int = PAD) -> Tensor:
@@ -35,15 +35,22 @@ def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
     return pad_flat(tokens, torch.tensor([len(s) for s in sequences], dtype=torch.long), pad)
 
 
-def make_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
+def make_batch(
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    special: SpecialIds = SPECIAL_IDS,
+) -> Batch:
     """Make a batch: sources end with EOS, targets stand between BOS and EOS.
 
     Args:
         sources: Token numbers of each source sentence, without special symbols.
         targets: Likewise for the target.
+        special: Numbers of the special symbols.
     """
-    src = pad_sequences([[*s, EOS] for s in sources])
-    return Batch(src, pad_sequences([[BOS, *t, EOS] for t in targets]))
+    pad, bos, eos = special
+    src = pad_sequences([[*s, eos] for s in sources], pad)
+    return Batch(src, pad_sequences([[bos, *t, eos] for t in targets], pad), pad)
 
 
 class Batch:
@@ -82,6 +89,8 @@ def _moved(batch: Batch, device: torch.device, non_blocking: bool) -> Batch:
     moved = copy.copy(batch)
     for name, value in vars(batch).items():
         if isinstance(value, Tensor):
+            pin = non_blocking and device.type == "cuda" and value.device.type == "cpu"
+            value = value.pin_memory() if pin else value
             setattr(moved, name, value.to(device, non_blocking=non_blocking))
     return moved
 

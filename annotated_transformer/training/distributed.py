@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,7 +22,7 @@ Group = TypeVar("Group")
 
 
 class Collectives(World):
-    """What processes tell each other, by ``torch.distributed``."""
+    """Sums and gathers over processes, by ``torch.distributed``."""
 
     device: torch.device
 
@@ -85,64 +80,11 @@ class DistributedWorld(Collectives):
         return result
 
 
-def rendezvous_store(timeout: timedelta) -> tuple[Store, int, int]:
-    """Return the store where the processes leave their addresses, this one's rank, and the size.
-
-    torchrun keeps one store while it starts the processes again, and the addresses of the dead
-    stay in it (issue 135712 of PyTorch): each start gets names of its own. Over several machines
-    the counts may differ; there torchrun has to be told to make new stores.
-    """
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
-    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"start {count}", store)
-    elif rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        warnings.warn(
-            "several machines: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on each, or "
-            "processes that it starts again may look for those that died",
-            stacklevel=2,
-        )
-    return store, rank, size
-
-
-_REPLICAS: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-
-
-@contextlib.contextmanager
-def process_group() -> Iterator[DistributedWorld]:
-    """Join the processes that torchrun started; without torchrun, yield a world of one.
-
-    Raises:
-        ValueError: torchrun's variables are incomplete.
-    """
-    if "RANK" not in os.environ:
-        yield DistributedWorld()
-        return
-    needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if missing := ", ".join(name for name in needed if name not in os.environ):
-        raise ValueError(f"RANK is set and {missing} is not: start with torchrun, or unset RANK")
-    local, cuda = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(local)
-    timeout = timedelta(hours=2)  # the others may have to wait for a download
-    store, rank, size = rendezvous_store(timeout)
-    backend = "nccl" if cuda else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    try:
-        yield DistributedWorld(rank, size, local)
-    finally:
-        # A reducer that outlives the group ends it while it holds Python's lock, for which a
-        # thread of the group may be waiting.
-        for replica in list(_REPLICAS):
-            del replica.reducer, replica.logger
-        dist.destroy_process_group()
-
-
 def split_batch(batch: Batch, world: World) -> Batch:
     """Return this process's part of a batch; its sentences are dealt out, the longest first.
 
-    Where a batch has fewer sentences than there are processes, some get one without anything to
-    predict, so that they can take part.
+    If a batch has fewer sentences than there are processes, some get one with nothing to predict,
+    because all of them must take part in an all-reduce.
     """
     if world.size == 1:
         return batch
@@ -211,6 +153,9 @@ def replica_loss(
     return found
 
 
+REPLICAS: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
 def replicate(module: nn.Module, world: World) -> nn.Module:
     """Connect a :class:`LossModule` with its copies in the other processes (DDP).
 
@@ -219,7 +164,7 @@ def replicate(module: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return module
     replica = DistributedDataParallel(module)
-    _REPLICAS.add(replica)
+    REPLICAS.add(replica)
     return replica
 
 

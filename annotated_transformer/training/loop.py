@@ -41,10 +41,16 @@ def batch_loss(
         log_probs, gold, ignore_index=batch.pad, label_smoothing=smoothing, reduction="sum"
     )
     nll = F.nll_loss(log_probs.detach(), gold, ignore_index=batch.pad, reduction="sum")
-    return loss / max(1, batch.ntokens if tokens is None else tokens), nll.double()
+    nll = nll.to(sum_type(nll.device))
+    return loss / max(1, batch.ntokens if tokens is None else tokens), nll
 
 
 LossFunction = Callable[..., tuple[Tensor, Tensor]]  # batch_loss, and the faster forms of it
+
+
+def sum_type(device: torch.device) -> torch.dtype:
+    """Return the type in which many numbers are added up: float64, which Apple's GPUs lack."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @dataclass(frozen=True)
@@ -143,13 +149,13 @@ def accumulate_gradients(
     Raises:
         NonFiniteError: The loss is NaN or infinite; the gradients are cleared.
     """
-    sums = torch.zeros(2, dtype=torch.float64)
+    sums = torch.zeros(2)
     for number, batch in enumerate(batches, 1):
         last = number == len(batches)
         with contextlib.nullcontext() if last else world.no_sync(model):
             value, nll = loss(model, batch, smoothing, tokens)
             (value * factor).backward()
-        sums = sums.to(value.device) + torch.stack([value.detach().double(), nll])
+        sums = sums.to(value.device) + torch.stack([value.detach().to(nll.dtype), nll])
     total, nll_sum = world.sum(*sums.tolist())  # the one place that waits for the device
     if not (math.isfinite(total) and math.isfinite(nll_sum)):
         model.zero_grad()
@@ -264,7 +270,7 @@ def evaluate(
         world: The processes whose sums are added.
     """
     training, start = model.training, time.perf_counter()
-    nll, tokens = torch.zeros((), dtype=torch.float64), 0
+    nll, tokens = torch.zeros(()), 0
     model.eval()
     try:
         for batch in batches:

@@ -6,16 +6,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 
-def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
-    """Return Adam with β₁ 0.9, β₂ 0.98, ε 1e-9 (§5.3), in its fused form.
-
-    Args:
-        model: Its parameters are optimised; shared ones once.
-        lr: Base rate, which a schedule multiplies.
-    """
-    return torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98), eps=1e-9, fused=True)
-
-
 def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
     """Return the learning rate of an update (§5.3).
 
@@ -29,6 +19,16 @@ def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
     """
     step = max(1, step)
     return float(factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5))
+
+
+def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
+    """Return Adam with β₁ 0.9, β₂ 0.98, ε 1e-9 (§5.3), in its fused form.
+
+    Args:
+        model: Its parameters are optimised; shared ones once.
+        lr: Base rate, which a schedule multiplies.
+    """
+    return torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
 
 def noam_schedule(

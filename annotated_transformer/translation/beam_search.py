@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.model.architecture import EncoderDecoder
-from annotated_transformer.model.multi_head import subsequent_mask
-from annotated_transformer.notation import BOS, EOS
+from annotated_transformer.notation import SPECIAL_IDS, SpecialIds
+from annotated_transformer.training.loop import sum_type
 from annotated_transformer.translation.greedy import (
     StartSteps,
     Steps,
@@ -25,7 +25,7 @@ from annotated_transformer.translation.greedy import (
 
 
 def length_penalty(length: int, alpha: float) -> float:
-    """Return what a log-probability is divided by, 1 for a length of 1.
+    """Return what a log-probability is divided by, 1 for a length of 1 (§6.1).
 
     Args:
         length: Tokens of the output, the end symbol included.
@@ -50,50 +50,12 @@ class Hypothesis:
     log_probability: float
 
 
-def _finished(tokens: list[int], log_probability: float, alpha: float) -> Hypothesis:
+def _finished(
+    tokens: list[int], log_probability: float, alpha: float, special: SpecialIds = SPECIAL_IDS
+) -> Hypothesis:
     """Score an output, given with its end symbol unless it was cut."""
     score = log_probability / length_penalty(len(tokens), alpha)
-    return Hypothesis(strip(tokens), score, log_probability)
-
-
-def _candidates(
-    model: EncoderDecoder, memory: Tensor, mask: Tensor, hypotheses: list[tuple[list[int], float]]
-) -> list[tuple[list[int], float]]:
-    """Continue each hypothesis, tokens and log-probability, by every token; the best first."""
-    candidates = []
-    for tokens, log_probability in hypotheses:
-        ys = torch.tensor([[BOS, *tokens]], device=memory.device)
-        out = model.decode(memory, mask, ys, subsequent_mask(ys.size(1), ys.device))
-        following = model.generator(out[0, -1]).tolist()  # (vocab,)
-        candidates += [([*tokens, t], log_probability + p) for t, p in enumerate(following)]
-    return sorted(candidates, key=lambda candidate: -candidate[1])
-
-
-@torch.no_grad()
-def beam_search_uncached(
-    model: EncoderDecoder, source: list[int], *, beam: int, alpha: float, limit: int
-) -> list[Hypothesis]:
-    """Search one sentence, computing every position again, until nothing is open.
-
-    Args:
-        model: In evaluation mode.
-        source: Tokens, without special symbols.
-        beam: Hypotheses kept at each step.
-        alpha: Strength of the length penalty.
-        limit: Most tokens of an output, the end symbol included; at least 1.
-
-    Returns:
-        The finished hypotheses, the best first; at most ``beam``.
-    """
-    src, mask = source_batch([source], next(model.parameters()).device)
-    memory, done = model.encode(src, mask), list[Hypothesis]()
-    hypotheses: list[tuple[list[int], float]] = [([], 0.0)]
-    for length in range(1, limit + 1):
-        kept = _candidates(model, memory, mask, hypotheses)[: beam - len(done)]
-        ended = [tokens[-1] == EOS or length == limit for tokens, _ in kept]
-        done += [_finished(*output, alpha) for output, end in zip(kept, ended, strict=True) if end]
-        hypotheses = [output for output, end in zip(kept, ended, strict=True) if not end]
-    return sorted(done, key=lambda hypothesis: -hypothesis.score)
+    return Hypothesis(strip(tokens, special), score, log_probability)
 
 
 def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,14 +95,14 @@ def stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 class _Done:
     """The finished outputs of every sentence, the best first; an empty limit allows one."""
 
-    def __init__(self, limits: list[int], alpha: float, n_best: int) -> None:
-        self.alpha, self.n_best = alpha, n_best
+    def __init__(self, limits: list[int], alpha: float, n_best: int, special: SpecialIds) -> None:
+        self.alpha, self.n_best, self.special = alpha, n_best, special
         self.found = [[] if limit else [Hypothesis([], 0.0, 0.0)] for limit in limits]
 
     def add(self, sentence: int, tokens: list[int], log_probability: float) -> float:
         """Add an output; return the score above which an open hypothesis can still win."""
         found = self.found[sentence]
-        found.append(_finished(tokens, log_probability, self.alpha))
+        found.append(_finished(tokens, log_probability, self.alpha, self.special))
         found.sort(key=lambda hypothesis: -hypothesis.score)  # equal ones stay in order
         return found[self.n_best - 1].score if len(found) >= self.n_best else -math.inf
 
@@ -171,7 +133,7 @@ class _Open:
 def _begin(limits: list[int], beam: int, alpha: float, device: torch.device) -> _Open:
     """Begin each sentence with one hypothesis, the empty output."""
     longest = [length_penalty(limit, alpha) for limit in limits]
-    divisors = torch.tensor(longest, dtype=torch.double, device=device)
+    divisors = torch.tensor(longest, dtype=sum_type(device), device=device)
     log_probs = divisors.new_full((len(limits), beam), -torch.inf)
     log_probs[:, 0] = 0.0
     sentences = torch.arange(len(limits), device=device)
@@ -193,7 +155,7 @@ def _grow(now: _Open, done: _Done, log_probs: Tensor, parents: Tensor, tokens: T
     rank = torch.arange(tokens.size(1), device=tokens.device)
     log_probs = log_probs.masked_fill(rank >= now.places.unsqueeze(1), -torch.inf)
     cut = now.limits <= now.outputs.size(2)
-    over = ((tokens == EOS) | cut.unsqueeze(1)) & (log_probs > -torch.inf)
+    over = ((tokens == done.special.eos) | cut.unsqueeze(1)) & (log_probs > -torch.inf)
     if over.any():
         now.places = now.places - over.sum(1)
         which, ended = over.nonzero()[:, 0].tolist(), now.outputs[over].tolist()
@@ -209,7 +171,7 @@ def _search(steps: Steps, now: _Open, done: _Done, continuations: Continuations)
     Raises:
         FloatingPointError: The model's outputs are NaN.
     """
-    tokens = torch.full_like(now.log_probs, BOS, dtype=torch.long)
+    tokens = torch.full_like(now.log_probs, done.special.bos, dtype=torch.long)
     while len(left := (going := now.going()).nonzero()[:, 0]):
         if (size := round_up(len(left))) < len(going):  # finished sentences leave the batch
             left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
@@ -224,6 +186,16 @@ def _search(steps: Steps, now: _Open, done: _Done, continuations: Continuations)
         raise FloatingPointError("the model's outputs are NaN: no output has a probability")
 
 
+def check_search(beam: int, alpha: float, n_best: int = 1) -> None:
+    """Raise ValueError for an option that is out of its range."""
+    if beam < 1:
+        raise ValueError(f"beam {beam}: must be at least 1")
+    if not 0 <= alpha <= 10:
+        raise ValueError(f"alpha {alpha}: must be from 0 to 10")
+    if not 1 <= n_best <= beam:
+        raise ValueError(f"n_best {n_best}: must be from 1 to the beam, {beam}")
+
+
 @torch.no_grad()
 def beam_search(
     model: EncoderDecoder,
@@ -236,30 +208,19 @@ def beam_search(
     n_best: int = 1,
     start: StartSteps = readable_steps,
     continuations: Continuations = best_continuations,
+    special: SpecialIds = SPECIAL_IDS,
 ) -> list[list[Hypothesis]]:
-    """Find the best outputs of each source by beam search (§6.1), the best first.
+    """Find the ``n_best`` outputs of each source by beam search (§6.1), the best first.
 
-    Keeps ``beam`` hypotheses at each step, and returns at most ``n_best`` of a source. ``alpha``,
-    from 0 to 10, is the strength of the length penalty. ``start`` makes the steps, and
-    ``continuations`` finds the best continuations. The other arguments and the errors are those
-    of ``greedy_search``; besides, an option that is out of its range is a ValueError, and NaN a
-    FloatingPointError.
+    ``start`` makes the steps, ``continuations`` chooses among candidates; ``alpha`` is from 0 to
+    10. Raises as ``greedy_search``, ValueError for an option out of range, and FloatingPointError
+    if outputs are NaN.
     """
     check_search(beam, alpha, n_best)
     if not sources:
         return []
-    src, mask = source_batch(sources, next(model.parameters()).device)
+    src, mask = source_batch(sources, next(model.parameters()).device, special)
     limits = output_limits(model, sources, max_len, extra)
-    now, done = _begin(limits, beam, alpha, src.device), _Done(limits, alpha, n_best)
+    now, done = _begin(limits, beam, alpha, src.device), _Done(limits, alpha, n_best, special)
     _search(start(model, src, mask, beam), now, done, continuations)
     return [found[:n_best] for found in done.found]
-
-
-def check_search(beam: int, alpha: float, n_best: int = 1) -> None:
-    """Raise ValueError for an option that is out of its range."""
-    if beam < 1:
-        raise ValueError(f"beam {beam}: must be at least 1")
-    if not 0 <= alpha <= 10:
-        raise ValueError(f"alpha {alpha}: must be from 0 to 10")
-    if not 1 <= n_best <= beam:
-        raise ValueError(f"n_best {n_best}: must be from 1 to the beam, {beam}")

@@ -53,6 +53,18 @@ def bleu_of_counts(counts: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(empty, 0.0, score)
 
 
+def all_counts(
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+) -> NDArray[np.int64]:
+    """Return ``bleu_counts`` of each sentence, cut as sacreBLEU does: ``(sentences, 10)``."""
+    cut = BLEU().tokenizer
+    sides = [
+        [cut((line.lower() if lowercase else line).rstrip()).split() for line in lines]
+        for lines in (hypotheses, references)
+    ]
+    return np.array([bleu_counts(*pair) for pair in zip(*sides, strict=True)])
+
+
 class ScoreError(ValueError):
     """Texts that cannot be scored; the message says why, in one line."""
 
@@ -69,20 +81,18 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 def score(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
 ) -> dict[str, Any]:
-    """Return BLEU and chrF by sacreBLEU, with their signatures.
+    """Return BLEU and chrF of translations by sacreBLEU, with their signatures.
 
-    Args:
-        hypotheses: Translations.
-        references: One for each.
-        lowercase: Let capitals not count, as for a system that writes none.
+    With ``lowercase`` capitals do not count, as for a system that writes none.
 
     Raises:
         ScoreError: There is nothing to score, or the numbers of lines differ.
     """
     check_lines(hypotheses, references)
     bleu, chrf = BLEU(lowercase=lowercase), CHRF(lowercase=lowercase)
-    found = bleu.corpus_score(list(hypotheses), [list(references)])
-    characters = chrf.corpus_score(list(hypotheses), [list(references)])
+    found, characters = (
+        metric.corpus_score(list(hypotheses), [list(references)]) for metric in (bleu, chrf)
+    )
     return {
         "bleu": round(found.score, 2),
         "bleu_signature": str(bleu.get_signature()),
@@ -136,13 +146,8 @@ def protocols(
 ) -> dict[str, dict[str, Any]]:
     """Score one output in the ways in which published numbers were counted.
 
-    Args:
-        hypotheses: Translations, as plain text.
-        references: One for each.
-        language: Of both, as ``de``.
-
-    Returns:
-        For each way its BLEU and sacreBLEU's signature.
+    All lines are plain text of one language, such as ``de``. For each way it returns BLEU and
+    sacreBLEU's signature.
 
     Raises:
         ScoreError: The numbers of lines differ, or the language is unknown.
@@ -174,18 +179,10 @@ def by_length(
     *,
     lowercase: bool = False,
 ) -> list[dict[str, Any]]:
-    """Score groups of sentences by the length of their source.
+    """Score groups of sentences by the length of their source, in words between blanks.
 
-    Args:
-        hypotheses: Translations.
-        references: One for each.
-        sources: One for each; their words are what blanks separate.
-        bounds: Most words of each group but the last, which has the rest.
-        lowercase: Let capitals not count.
-
-    Returns:
-        For each group that has sentences the fewest and the most words in it, how many
-        sentences, and their BLEU by sacreBLEU.
+    ``bounds`` are the most words of each group but the last. For each group that has sentences
+    it returns the fewest and the most words, how many sentences, and their BLEU (``score``).
 
     Raises:
         ScoreError: The numbers of lines differ.
@@ -198,11 +195,9 @@ def by_length(
         chosen = np.flatnonzero(np.searchsorted(bounds, lengths) == group).tolist()
         if chosen:
             sides = [[side[i] for i in chosen] for side in (hypotheses, references)]
-            found = score(*sides, lowercase=lowercase)
-            least, most = int(lengths[chosen].min()), int(lengths[chosen].max())
-            groups.append(
-                {"least": least, "most": most, "sentences": len(chosen), "bleu": found["bleu"]}
-            )
+            group_of = {"least": int(lengths[chosen].min()), "most": int(lengths[chosen].max())}
+            bleu = score(*sides, lowercase=lowercase)["bleu"]
+            groups.append({**group_of, "sentences": len(chosen), "bleu": bleu})
     return groups
 
 
@@ -235,35 +230,22 @@ def paired_bootstrap(
     seed: int = 12345,
     lowercase: bool = False,
 ) -> Comparison:
-    """Compare two outputs by paired bootstrap resampling.
+    """Compare translations of the same sentences by two systems, by resampling.
 
-    Args:
-        first: Translations of one system.
-        second: Translations of another, of the same sentences.
-        references: One for each.
-        samples: How many times to draw.
-        seed: Decides the draws.
-        lowercase: Let capitals not count.
+    ``seed`` decides the ``samples`` draws; with ``lowercase`` capitals do not count.
 
     Raises:
         ScoreError: The numbers of lines differ.
     """
-    check_lines(first, references)
-    check_lines(second, references)
-    cut = BLEU().tokenizer
-
-    def words(lines: Sequence[str]) -> list[list[str]]:
-        return [cut((line.lower() if lowercase else line).rstrip()).split() for line in lines]
-
-    gold = words(references)
-    sides = [zip(words(side), gold, strict=True) for side in (first, second)]
-    counts = [np.array([bleu_counts(*pair) for pair in side]) for side in sides]  # (sentences, 10)
-    draws = np.random.default_rng(seed).choice(len(gold), size=(samples, len(gold)), replace=True)
+    for output in (first, second):
+        check_lines(output, references)
+    counts = [all_counts(output, references, lowercase=lowercase) for output in (first, second)]
+    n = len(references)
+    draws = np.random.default_rng(seed).choice(n, size=(samples, n), replace=True)
     scores = [bleu_of_counts(np.array([c[draw].sum(axis=0) for draw in draws])) for c in counts]
     one, other = (float(bleu_of_counts(c.sum(axis=0))) for c in counts)
     differences = scores[1] - scores[0]
-    low, high = np.percentile(differences, (2.5, 97.5))
-    sizes = np.abs(differences)
-    beyond = int(np.sum(sizes - sizes.mean() > abs(other - one)))
-    p = 1.0 if one == other else (beyond + 1) / (samples + 1)
-    return Comparison(one, other, float(low), float(high), p)
+    low, high = map(float, np.percentile(differences, (2.5, 97.5)))
+    beyond = np.abs(differences) - np.abs(differences).mean() > abs(other - one)
+    p = 1.0 if one == other else (int(beyond.sum()) + 1) / (samples + 1)
+    return Comparison(one, other, low, high, p)

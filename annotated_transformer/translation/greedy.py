@@ -12,7 +12,7 @@ from torch import Tensor
 
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
-from annotated_transformer.notation import BOS, EOS, PAD
+from annotated_transformer.notation import SPECIAL_IDS, SpecialIds
 
 
 @torch.no_grad()
@@ -57,6 +57,40 @@ class Steps(ABC):
     @abstractmethod
     def follow(self, parents: Tensor) -> None:
         """Go on from the hypotheses ``parents (sentences, beam)``, numbers within a sentence."""
+
+
+def decode_greedily(steps: Steps, limits: Tensor, special: SpecialIds = SPECIAL_IDS) -> Tensor:
+    """Take the most probable tokens until each sentence has ended or reached its limit.
+
+    Args:
+        steps: What decodes the sentences, with one hypothesis of each.
+        limits: Most tokens of each output ``(sentences,)``.
+        special: Numbers of the special symbols.
+
+    Returns:
+        Tokens ``(sentences, largest limit)``, padded after the end.
+    """
+    ys = torch.full((len(limits), int(limits.max())), special.pad, device=limits.device)
+    rows = torch.arange(len(ys), device=ys.device)  # sentences of the batch that is left
+    token, going = torch.full_like(limits, special.bos), limits > 0
+    for step in range(ys.size(1)):
+        left = going.nonzero()[:, 0]
+        if not len(left):
+            break
+        if (size := round_up(len(left))) < len(rows):  # finished sentences leave the batch
+            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
+            rows, token, going = rows[left], token[left], going[left]
+            steps.select(left)
+        token = steps.most_probable(token)
+        ys[rows, step] = token.where(going, special.pad)
+        going = going & (limits[rows] > step + 1) & (token != special.eos)
+    return ys
+
+
+def round_up(count: int) -> int:
+    """Return the next number of the form 2^k or 3 * 2^k, at least ``count``: few batch sizes."""
+    power = 1 << max(0, count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
 def rows_of(sentences: Tensor, beam: int) -> Tensor:
@@ -121,39 +155,6 @@ def readable_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: i
     return PrefixSteps(model, model.encode(src, src_mask), src_mask, beam)
 
 
-def decode_greedily(steps: Steps, limits: Tensor) -> Tensor:
-    """Take the most probable tokens until each sentence has ended or reached its limit.
-
-    Args:
-        steps: What decodes the sentences, with one hypothesis of each.
-        limits: Most tokens of each output ``(sentences,)``.
-
-    Returns:
-        Tokens ``(sentences, largest limit)``, padded after the end.
-    """
-    ys = torch.full((len(limits), int(limits.max())), PAD, device=limits.device)
-    rows = torch.arange(len(ys), device=ys.device)  # sentences of the batch that is left
-    token, going = torch.full_like(limits, BOS), limits > 0
-    for step in range(ys.size(1)):
-        left = going.nonzero()[:, 0]
-        if not len(left):
-            break
-        if (size := round_up(len(left))) < len(rows):  # finished sentences leave the batch
-            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
-            rows, token, going = rows[left], token[left], going[left]
-            steps.select(left)
-        token = steps.most_probable(token)
-        ys[rows, step] = token.where(going, PAD)
-        going = going & (limits[rows] > step + 1) & (token != EOS)
-    return ys
-
-
-def round_up(count: int) -> int:
-    """Return the next number of the form 2^k or 3 * 2^k, at least ``count``: few batch sizes."""
-    power = 1 << max(0, count - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
-
-
 @torch.no_grad()
 def greedy_search(
     model: EncoderDecoder,
@@ -162,41 +163,43 @@ def greedy_search(
     *,
     extra: int = 50,
     start: StartSteps = readable_steps,
+    special: SpecialIds = SPECIAL_IDS,
 ) -> list[list[int]]:
-    """Translate sentences given as token numbers, batched, each up to its end symbol.
+    """Translate sentences of token numbers, without special symbols; the same in any batch.
 
     Args:
         model: In evaluation mode.
         sources: Tokens of each sentence, without special symbols; may be empty.
         max_len: Most tokens of an output, where it should be fewer than ``extra`` allows.
-        extra: Most tokens that an output has more than its source (§6.1), as far as the
-            model's positions allow.
+        extra: Most tokens that an output has more than its source (§6.1), if positions allow.
         start: Encodes the sentences, and returns what decodes them.
-
-    Returns:
-        Tokens of each output, without special symbols, the same in any batch.
+        special: Numbers of the special symbols.
 
     Raises:
         IndexError: A source, with its end symbol, is longer than the model's positions.
     """
     if not sources:
         return []
-    src, mask = source_batch(sources, next(model.parameters()).device)
+    src, mask = source_batch(sources, next(model.parameters()).device, special)
     limits = torch.tensor(output_limits(model, sources, max_len, extra), device=src.device)
-    return [strip(row) for row in decode_greedily(start(model, src, mask, 1), limits).tolist()]
+    found = decode_greedily(start(model, src, mask, 1), limits, special)
+    return [strip(row, special) for row in found.tolist()]
 
 
-def source_batch(sources: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def source_batch(
+    sources: list[list[int]], device: torch.device, special: SpecialIds = SPECIAL_IDS
+) -> tuple[Tensor, Tensor]:
     """Give sentences their end symbol and pad them; return tokens and mask ``(batch, 1, m)``."""
     width = max(len(s) for s in sources) + 1
-    src = torch.tensor([[*s, EOS, *[PAD] * (width - len(s) - 1)] for s in sources], device=device)
-    return src, padding_mask(src, PAD)
+    pad, _, eos = special
+    src = torch.tensor([[*s, eos, *[pad] * (width - len(s) - 1)] for s in sources], device=device)
+    return src, padding_mask(src, pad)
 
 
-def strip(tokens: list[int]) -> list[int]:
+def strip(tokens: list[int], special: SpecialIds = SPECIAL_IDS) -> list[int]:
     """Return the tokens before the end symbol, without padding."""
-    end = tokens.index(EOS) if EOS in tokens else len(tokens)
-    return [t for t in tokens[:end] if t != PAD]
+    end = tokens.index(special.eos) if special.eos in tokens else len(tokens)
+    return [t for t in tokens[:end] if t != special.pad]
 
 
 def max_positions(model: EncoderDecoder) -> int:

@@ -1,10 +1,9 @@
 # Written from book/translation/tokenizers.md: edit the chapter instead.
 """Words and sub-words, numbered."""
 
-import contextlib
 import functools
+import itertools
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -46,13 +45,7 @@ class Tokenizer(Protocol):
         """Return the tokenizer as JSON text: data alone, nothing that runs."""
 
 
-def check_numbers(ids: Iterable[int], size: int) -> list[int]:
-    """Return the numbers, or raise IndexError for one that is in no vocabulary of a size."""
-    numbers = list(ids)
-    for number in numbers:
-        if not 0 <= number < size:
-            raise IndexError(f"no token has number {number} in a vocabulary of {size}")
-    return numbers
+Entry = tuple[str, bool]  # a word, and whether it is glued to the word before it
 
 
 def normal_blanks(text: str) -> str:
@@ -67,59 +60,63 @@ def _spacy_tokenizer(language: str) -> Callable[[str], Any]:
     try:
         tokenizer: Callable[[str], Any] = spacy.blank(language).tokenizer
     except ImportError:
-        raise TokenizerError(
-            f"spaCy has no language {language!r}; use a code as de or en"
-        ) from None
+        message = f"spaCy has no language {language!r}; use a code as de or en"
+        raise TokenizerError(message) from None
     return tokenizer
 
 
-def cut(text: str, language: str) -> list[tuple[str, bool]]:
+def cut(text: str, language: str) -> list[Entry]:
     """Cut a text into words: each with whether it is glued to the word before it."""
-    document = _spacy_tokenizer(language)(normal_blanks(text))
-    entries = []
-    glued = False
-    for token in document:
-        entries.append((token.text, glued))
-        glued = not token.whitespace_
-    return entries
+    found = list(_spacy_tokenizer(language)(normal_blanks(text)))
+    glued = [False, *(not token.whitespace_ for token in found)]  # to the word before
+    return [(token.text, tied) for token, tied in zip(found, glued, strict=False)]
 
 
-FORMAT = 1
+def frequent_words(lines: Iterable[str], language: str, min_freq: int) -> list[Entry]:
+    """Return the words that occur at least ``min_freq`` times, the most frequent first."""
+    counts = Counter(entry for line in lines for entry in cut(line, language))
+    frequent = [item for item in counts.items() if item[1] >= min_freq]
+    return [entry for entry, _ in sorted(frequent, key=lambda item: (-item[1], item[0]))]
+
+
+FORMAT, FIRST = 1, len(SPECIAL_TOKENS)  # of the JSON text; the number of the first entry
+
+
+class Numbered:
+    """Entries that are numbered from ``FIRST``."""
+
+    entries: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        """Return the size of the vocabulary."""
+        return FIRST + len(self.entries)
+
+    def checked(self, ids: Iterable[int]) -> list[int]:
+        """Return the numbers, or raise IndexError for one that is not in the vocabulary."""
+        numbers = list(ids)
+        for number in numbers:
+            if not 0 <= number < len(self):
+                raise IndexError(f"no token has number {number} in a vocabulary of {len(self)}")
+        return numbers
 
 
 def _to_json(data: Mapping[str, Any]) -> str:
     return json.dumps({"format": FORMAT, **data}, ensure_ascii=False, separators=(",", ":"))
 
 
-class WordTokenizer:
-    """Words and marks as spaCy cuts them, in a vocabulary from the training text.
+class WordTokenizer(Numbered):
+    """Words as spaCy cuts them for a language such as ``de``; ``entries`` begin with number 4."""
 
-    A vocabulary entry is a word and whether it is *glued* to the word before it, as
-    the comma is: so the blanks can be put back.
-    """
-
-    def __init__(self, language: str, entries: Sequence[tuple[str, bool]]) -> None:
-        """Keep a vocabulary.
-
-        Args:
-            language: The code of a language that spaCy knows, as ``de``.
-            entries: The words, the first one with number 4.
-        """
-        self.language = language
-        self.entries = tuple(entries)
-        self._ids = {entry: number for number, entry in enumerate(entries, len(SPECIAL_TOKENS))}
-        self._cut = _spacy_tokenizer(language)
+    def __init__(self, language: str, entries: Sequence[Entry]) -> None:
+        self.language, self.entries = language, tuple(entries)
+        self._ids = {entry: number for number, entry in enumerate(entries, FIRST)}
+        self._all = (*((special, False) for special in SPECIAL_TOKENS), *entries)
+        _spacy_tokenizer(language)  # an unknown language is refused here
 
     @classmethod
     def train(cls, lines: Iterable[str], language: str, min_freq: int = 2) -> "WordTokenizer":
-        """Make a vocabulary of the words that occur at least ``min_freq`` times.
-
-        Give it the lines of the training split alone; the most frequent words come first.
-        """
-        counts = Counter(entry for line in lines for entry in cut(line, language))
-        frequent = [(entry, count) for entry, count in counts.items() if count >= min_freq]
-        frequent.sort(key=lambda item: (-item[1], item[0]))
-        return cls(language, [entry for entry, _ in frequent])
+        """Take the words that occur at least ``min_freq`` times in the training split."""
+        return cls(language, frequent_words(lines, language, min_freq))
 
     def encode(self, text: str) -> list[int]:
         """Return a number for each word; words outside the vocabulary become UNK."""
@@ -127,27 +124,12 @@ class WordTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text; blanks stand where they stood, once each."""
-        text = ""
-        for number in check_numbers(ids, len(self)):
-            if number in (PAD, BOS, EOS):
-                continue
-            word, glued = self._entry(number)
-            text += word if glued or not text else f" {word}"
-        return text
+        entries = (self._all[n] for n in self.checked(ids) if n not in (PAD, BOS, EOS))
+        return "".join(word if glued else f" {word}" for word, glued in entries).removeprefix(" ")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the words."""
-        return [self._entry(number)[0] for number in check_numbers(ids, len(self))]
-
-    def _entry(self, number: int) -> tuple[str, bool]:
-        first = len(SPECIAL_TOKENS)
-        if number < first:
-            return SPECIAL_TOKENS[number], False
-        return self.entries[number - first]
-
-    def __len__(self) -> int:
-        """Return the size of the vocabulary."""
-        return len(SPECIAL_TOKENS) + len(self.entries)
+        return [self._all[number][0] for number in self.checked(ids)]
 
     def to_json(self) -> str:
         """Return the tokenizer as JSON text."""
@@ -161,127 +143,113 @@ def _byte_level(model: BPE) -> Backend:
     return backend
 
 
-BROKEN = "ï¿½"  # the bytes of U+FFFD, which stands for broken letters, and is one itself
+def learn_bpe(lines: Iterable[str], size: int) -> list[tuple[str, str]]:
+    """Learn the merges of a vocabulary of ``size``, or of fewer if the text has no more pairs.
+
+    Raises:
+        TokenizerError: The size has no room for bytes and special tokens.
+    """
+    if size < (smallest := FIRST + 256):
+        raise TokenizerError(
+            f"a vocabulary of {size} is too small; bytes and special tokens alone take {smallest}"
+        )
+    learner, alphabet = _byte_level(BPE()), ByteLevel.alphabet()
+    trainer = BpeTrainer(
+        vocab_size=size - FIRST, initial_alphabet=alphabet, min_frequency=1, show_progress=False
+    )
+    learner.train_from_iterator((" " + line for line in lines), trainer)
+    return [(first, second) for first, second in json.loads(learner.to_str())["model"]["merges"]]
 
 
-class BPETokenizer:
-    """Sub-words by byte pair encoding on bytes: no text is outside the vocabulary.
+class Pieces(Numbered):
+    """The vocabulary of byte pair encoding: bytes, then what each merge gives.
 
-    Its first 256 entries after the special tokens are the bytes; each later entry joins
-    two earlier ones. A blank before a word belongs to the word.
+    Args:
+        merges: The merges, in the order they were learned.
+        lowercase: Encode text in lower case; it comes back without its capitals.
     """
 
     def __init__(self, merges: Sequence[tuple[str, str]], *, lowercase: bool = False) -> None:
-        """Build the vocabulary.
-
-        Args:
-            merges: The merges, in the order they were learned.
-            lowercase: Encode text in lower case; it comes back without its capitals.
-        """
         self.merges, self.lowercase = tuple(merges), lowercase
-        alphabet = sorted(ByteLevel.alphabet())
-        pieces = [*alphabet, *(first + second for first, second in merges)]
-        self.vocabulary = tuple(dict.fromkeys(pieces))  # two merges may give one piece
-        ids = {token: number for number, token in enumerate(self.vocabulary)}
+        pieces = [*sorted(ByteLevel.alphabet()), *(first + second for first, second in merges)]
+        self.entries = tuple(dict.fromkeys(pieces))  # two merges may give one piece
+        ids = {token: number for number, token in enumerate(self.entries)}
         self._backend = _byte_level(BPE(ids, list(merges)))
-
-    @classmethod
-    def train(
-        cls, lines: Iterable[str], vocab_size: int, *, lowercase: bool = False
-    ) -> "BPETokenizer":
-        """Learn a vocabulary of exactly ``vocab_size`` entries.
-
-        Args:
-            lines: The text of the training split alone; for a vocabulary that both
-                languages share, the lines of both.
-            vocab_size: Special tokens included; at least 260.
-            lowercase: Learn from, and later encode, the text in lower case.
-
-        Raises:
-            TokenizerError: If the size is below 260, or the text has not enough pairs.
-        """
-        smallest = len(SPECIAL_TOKENS) + 256
-        if vocab_size < smallest:
-            raise TokenizerError(
-                f"a vocabulary of {vocab_size} is too small; bytes and special "
-                f"tokens alone take {smallest}"
-            )
-        trainer = BpeTrainer(
-            vocab_size=vocab_size - len(SPECIAL_TOKENS),
-            initial_alphabet=ByteLevel.alphabet(),
-            min_frequency=1,
-            show_progress=False,
-        )
-        learner = _byte_level(BPE())
-        read = (" " + (line.lower() if lowercase else line) for line in lines)
-        learner.train_from_iterator(read, trainer)
-        model = json.loads(learner.to_str())["model"]
-        merges = [(first, second) for first, second in model["merges"]]
-        tokenizer = cls(merges, lowercase=lowercase)
-        if len(tokenizer) != vocab_size:
-            raise TokenizerError(
-                f"the text gives a vocabulary of {len(tokenizer)} at most, not "
-                f"{vocab_size}; ask for a smaller one or give more text"
-            )
-        return tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers of the sub-words; any text can be encoded."""
         if not text:
             return []
-        if self.lowercase:
-            text = text.lower()
         # One blank in front: a word is the same token at the start and inside a sentence.
-        ids = self._backend.encode(" " + text).ids
-        return [number + len(SPECIAL_TOKENS) for number in ids]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text, exactly as it was encoded, or else in lower case."""
-        pieces: list[str] = []
-        run: list[int] = []
-        for number in [*check_numbers(ids, len(self)), PAD]:
-            if number >= len(SPECIAL_TOKENS):
-                run.append(number - len(SPECIAL_TOKENS))
-                continue
-            pieces.append(self._backend.decode(run))
-            run = []
-            if number == UNK:
-                pieces.append(f" {SPECIAL_TOKENS[UNK]}")
-        return "".join(pieces).removeprefix(" ")
-
-    def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the sub-words; a leading blank is shown as ``▁``.
-
-        A letter that several tokens share stands in the label of the last of them.
-        """
-        labels = []
-        part: list[int] = []  # tokens of a letter that is not complete
-        for number in check_numbers(ids, len(self)):
-            if number < len(SPECIAL_TOKENS):
-                labels.append(SPECIAL_TOKENS[number])
-                part = []
-                continue
-            part.append(number - len(SPECIAL_TOKENS))
-            label = self._backend.decode(part)
-            broken = label.endswith("\ufffd") and not self._spelled(part).endswith(BROKEN)
-            if broken and len(part) < 4:  # no letter has more than 4 bytes
-                labels.append("")
-                continue
-            labels.append(label)
-            part = []
-        return [label.replace(" ", "▁") for label in labels]
-
-    def _spelled(self, part: Sequence[int]) -> str:
-        return "".join(self.vocabulary[number] for number in part)
-
-    def __len__(self) -> int:
-        """Return the size of the vocabulary."""
-        return len(SPECIAL_TOKENS) + len(self.vocabulary)
+        ids = self._backend.encode(" " + (text.lower() if self.lowercase else text)).ids
+        return [number + FIRST for number in ids]
 
     def to_json(self) -> str:
         """Return the tokenizer as JSON text: its merges, and whether there are capitals."""
         kind = "bpe-lower" if self.lowercase else "bpe"
         return _to_json({"kind": kind, "merges": self.merges})
+
+
+class BPETokenizer(Pieces):
+    """Sub-words by byte pair encoding on bytes: no text is outside the vocabulary."""
+
+    @classmethod
+    def train(
+        cls, lines: Iterable[str], vocab_size: int, *, lowercase: bool = False
+    ) -> "BPETokenizer":
+        """Learn a vocabulary of exactly ``vocab_size`` entries, special tokens included.
+
+        Give it the training split alone; for a vocabulary that both languages share, the lines
+        of both. With ``lowercase`` it learns from text in lower case, and encodes as such.
+
+        Raises:
+            TokenizerError: If the size is below 260, or the text has not enough pairs.
+        """
+        read = (line.lower() if lowercase else line for line in lines)
+        tokenizer = cls(learn_bpe(read, vocab_size), lowercase=lowercase)
+        if (most := len(tokenizer)) != vocab_size:
+            enough = f"the text gives a vocabulary of {most} at most, not {vocab_size}"
+            raise TokenizerError(f"{enough}; ask for a smaller one or give more text")
+        return tokenizer
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text, exactly as it was encoded, or else in lower case."""
+        return spelled_out(self.checked(ids), self._backend)
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return the sub-words; a leading blank is shown as ``▁``."""
+        return piece_labels(self.checked(ids), self.entries, self._backend)
+
+
+BROKEN = "ï¿½"  # the bytes of U+FFFD, which stands for broken letters, and is one itself
+
+
+def spelled_out(numbers: list[int], backend: Backend) -> str:
+    """Return the text of numbers, each run between special tokens by itself."""
+    text = ""
+    for special, run in itertools.groupby(numbers, key=lambda number: number < FIRST):
+        part = list(run)
+        unknown = part.count(UNK) * f" {SPECIAL_TOKENS[UNK]}"
+        text += unknown if special else backend.decode([number - FIRST for number in part])
+    return text.removeprefix(" ")
+
+
+def piece_labels(numbers: list[int], entries: Sequence[str], backend: Backend) -> list[str]:
+    """Return a label for every number; the last token of a letter stands for all of it."""
+    labels: list[str] = []
+    part: list[int] = []  # tokens of a letter that is not complete
+    for number in numbers:
+        if number < FIRST:
+            labels, part = [*labels, SPECIAL_TOKENS[number]], []
+            continue
+        part.append(number - FIRST)
+        label, bytes_ = backend.decode(part), "".join(entries[one] for one in part)
+        broken = label.endswith("\ufffd") and not bytes_.endswith(BROKEN)
+        if broken and len(part) < 4:  # no letter has more than 4 bytes
+            labels.append("")
+        else:
+            labels, part = [*labels, label.replace(" ", "▁")], []
+    return labels
 
 
 def tokenizer_from_json(text: str) -> WordTokenizer | BPETokenizer:
@@ -307,24 +275,8 @@ def tokenizer_from_json(text: str) -> WordTokenizer | BPETokenizer:
         raise TokenizerError(f"damaged ({type(error).__name__}: {error})") from None
 
 
-def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
-    """Write a tokenizer; the file is there whole, or not at all."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(tokenizer.to_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave the name without the content
-        os.replace(part, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise TokenizerError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
 def load_tokenizer(path: str | Path) -> WordTokenizer | BPETokenizer:
-    """Read a tokenizer that ``save_tokenizer`` wrote.
+    """Read a tokenizer from a file with its JSON text.
 
     Raises:
         TokenizerError: If the file is missing or damaged.

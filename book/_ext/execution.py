@@ -33,7 +33,7 @@ def page_of(chapter: Path) -> str:
 
 def imports(source: str) -> set[str]:
     """Return the modules of the package that a source names in its imports."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -90,7 +90,8 @@ def key_of(chapter: Path) -> str:
         files.update((ROOT / PACKAGE).rglob("*.py"))
     if "results" in code:
         files.update((ROOT / "results").rglob("*.json"))
-    files |= {table for file in files for table in file.parent.glob("*.tsv")}  # read by its code
+    read = ("*.tsv", "sha256sums.txt")  # by the code beside them
+    files |= {table for file in files for name in read for table in file.parent.glob(name)}
     digest = hashlib.sha256("\0".join(cells).encode())
     for path in sorted(files):
         digest.update(path.relative_to(ROOT).as_posix().encode())
@@ -129,9 +130,8 @@ def stale() -> list[Path]:
 
 def seen(env: BuildEnvironment) -> dict[str, Any]:
     """Return which outputs each page was read with."""
-    if not hasattr(env, "outputs_seen"):
-        env.outputs_seen = {}
-    return env.outputs_seen
+    found: dict[str, Any] = vars(env).setdefault("outputs_seen", {})
+    return found
 
 
 def outdated(

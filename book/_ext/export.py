@@ -2,7 +2,8 @@
 
 A chapter is a MyST notebook under ``book/``. Where its front matter names a module,
 its cells tagged ``export`` become that module; and the whole chapter becomes a paired
-``.ipynb`` without outputs beside it. The same chapters always give the same bytes.
+``.ipynb`` without outputs beside it, with one cell more: it installs the package where
+that is missing (``colab.py``). The same chapters always give the same bytes.
 
 The package has two kinds of modules. Those in the folders ``EXPORTED`` are written from
 chapters; those in the folders ``BY_HAND`` are ordinary modules.
@@ -12,28 +13,33 @@ Usage::
     python book/_ext/export.py                        # everything
     python book/_ext/export.py book/model/layers.md   # some chapters
     python book/_ext/export.py --check                # list what is stale, exit 1
+    python book/_ext/export.py --publish _build/html  # the notebooks, for Colab
 """
 
 import argparse
 import ast
 import copy
 import hashlib
+import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
 import yaml
+from colab import TAG
+from colab import cell as install_cell
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "annotated_transformer"
 MARK = "# Written from "
 EXPORTED = ("model", "training", "translation", "results", "background")
-BY_HAND = ("fast", "engine", "data", "interop", "cli")
+BY_HAND = ("fast", "engine", "data", "interop", "exercises", "pretrained", "cli")
 
 INIT = '''\
 {mark}the chapters in book/{part}/: edit them instead.
@@ -45,11 +51,12 @@ class ExportError(Exception):
     """A chapter cannot be exported; the message names the file and the cell."""
 
 
-def front_matter(text: str) -> dict:
+def front_matter(text: str) -> dict[str, Any]:
     """Return the YAML front matter of a chapter's text, or an empty dict."""
     if not text.startswith("---\n") or "\n---\n" not in text[4:]:
         return {}
-    return yaml.safe_load(text[4 : text.index("\n---\n", 4)]) or {}
+    found: dict[str, Any] | None = yaml.safe_load(text[4 : text.index("\n---\n", 4)])
+    return found or {}
 
 
 def chapters(root: Path = ROOT) -> list[Path]:
@@ -66,7 +73,7 @@ def title(notebook: NotebookNode) -> str:
     """Return the text of the chapter's first heading."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            for line in cell.source.splitlines():
+            for line in str(cell.source).splitlines():
                 if line.startswith("# "):
                     return line[2:].strip()
     return "Untitled"
@@ -152,9 +159,17 @@ def module(chapter: Path, notebook: NotebookNode, root: Path) -> tuple[Path, str
         raise ExportError(f"{page}: {error}") from None
 
 
-def paired(notebook: NotebookNode) -> str:
-    """Return the text of a chapter's ``.ipynb``: no outputs, ids from the cells."""
+def paired(notebook: NotebookNode, repository: str = "") -> str:
+    """Return the text of a chapter's ``.ipynb``: no outputs, ids from the cells.
+
+    Its first code cell installs the package, from the repository if there is no clone.
+    """
     notebook = copy.deepcopy(notebook)
+    notebook.cells = [cell for cell in notebook.cells if TAG not in tags(cell)]
+    kinds = [cell.cell_type for cell in notebook.cells]
+    hidden = {"tags": [TAG], "cellView": "form", "jupyter": {"source_hidden": True}}
+    first = nbformat.v4.new_code_cell(install_cell(repository), metadata=hidden)
+    notebook.cells.insert(kinds.index("code") if "code" in kinds else len(kinds), first)
     notebook.metadata.get("jupytext", {}).get("text_representation", {}).pop(
         "jupytext_version", None
     )
@@ -167,7 +182,8 @@ def paired(notebook: NotebookNode) -> str:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     notebook.nbformat, notebook.nbformat_minor = 4, 5
-    return nbformat.writes(notebook) + "\n"
+    text: str = nbformat.writes(notebook)
+    return text + "\n"
 
 
 def targets(selected: Sequence[Path], root: Path = ROOT) -> Iterator[tuple[Path, str]]:
@@ -237,12 +253,33 @@ def run(selected: Sequence[Path], check: bool, root: Path = ROOT) -> list[str]:
     return report
 
 
+def publish(folder: Path, repository: str, root: Path = ROOT) -> None:
+    """Write the notebooks to a folder; they install the package from the repository.
+
+    Args:
+        folder: Gets the notebooks under their paths in the project.
+        repository: Where pip finds the package, such as ``https://github.com/me/book@main``.
+        root: The project's folder.
+    """
+    for chapter in chapters(root):
+        path = folder / chapter.relative_to(root).with_suffix(".ipynb")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(paired(jupytext.read(chapter), repository), encoding="utf-8", newline="\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("chapters", nargs="*", type=Path, metavar="CHAPTER.md")
     parser.add_argument("--check", action="store_true", help="list what is stale")
+    parser.add_argument("--publish", type=Path, metavar="DIR", help="write notebooks to publish")
     options = parser.parse_args(arguments)
+    if options.publish:
+        if not (repository := os.environ.get("BOOK_REPOSITORY_URL")):
+            print("--publish: BOOK_REPOSITORY_URL must name the repository", file=sys.stderr)
+            return 2
+        publish(options.publish, f"{repository}@{os.environ.get('GITHUB_SHA', 'main')}")
+        return 0
     known = chapters()
     selected = [path.resolve() for path in options.chapters]
     for path in selected:

@@ -7,10 +7,10 @@ HTML gets the drawing itself, where its lines take the colour of the text.
 
 import html
 import re
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from docutils import nodes
+from bodies import rewrite_bodies
 from sphinx.application import Sphinx
 
 IMAGE = re.compile(r'<img\b[^>]*\bsrc="(?:[^"]*/)?_images/(?P<name>[\w-]+)\.svg"[^>]*>')
@@ -35,15 +35,8 @@ def drawing(path: Path, alt_text: str) -> str:
     return svg.replace("<svg ", f"<svg {label}{look} ", 1).rstrip()
 
 
-def inline(
-    app: Sphinx,
-    pagename: str,
-    templatename: str,
-    context: dict[str, Any],
-    doctree: nodes.document | None,
-) -> None:
-    """Replace the images of a page that are drawings of ours."""
-    folder = Path(app.srcdir) / "book" / "_static"
+def inline(body: str, folder: Path) -> str:
+    """Replace the images of a page that are drawings of ours, which are in the folder."""
 
     def replace(match: re.Match[str]) -> str:
         path = folder / f"{match['name']}.svg"
@@ -52,11 +45,10 @@ def inline(
         alt = ALT.search(match[0])
         return drawing(path, html.unescape(alt["text"]) if alt else "")
 
-    if "body" in context:
-        context["body"] = IMAGE.sub(replace, context["body"])
+    return IMAGE.sub(replace, body)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
-    app.connect("html-page-context", inline)
+    rewrite_bodies(app, partial(inline, folder=Path(app.srcdir) / "book" / "_static"))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

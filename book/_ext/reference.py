@@ -38,6 +38,8 @@ def modules() -> list[tuple[str, str]]:
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         hidden = path.name.startswith("_") or path.read_text(encoding="utf-8").startswith(MARK)
+        # What checks an exercise is a list of mistakes, which readers should not come upon.
+        hidden |= path.parent.name == "exercises" and path.stem != "machinery"
         if name not in known and not hidden:
             found.append((name, ""))
     return found
@@ -59,12 +61,18 @@ def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
 def public_bases(
     app: Sphinx, name: str, obj: object, options: object, bases: list[type | str]
 ) -> None:
-    """Name PyTorch's layers as its documentation does, classes of others without a link."""
+    """Name PyTorch's layers as its documentation does, classes of others without a link.
+
+    Private bases are not named.
+    """
+    bases[:] = [b for b in bases if isinstance(b, str) or not b.__name__.startswith("_")]
     for i, base in enumerate(bases):
-        module = getattr(base, "__module__", "")
+        if isinstance(base, str):
+            continue
+        module = base.__module__
         if module.startswith("torch.nn.modules."):
             bases[i] = f":py:class:`torch.nn.{base.__name__}`"
-        elif module.startswith(("torchtext.", "abc")):
+        elif module.startswith(("torchtext.", "abc", "contextlib")):
             bases[i] = f"``{module}.{base.__name__}``"
 
 

@@ -2,8 +2,10 @@
 
 The claims are data (``book/_data/claims.json``). A cell that checks a claim has a
 tag ``claim-<id>``, or ``claim-<id>-<kind>`` where it settles only one kind of
-check, and ``status-does-not-hold`` where it shows that the claim fails. What
-needs a long run is settled by a cell of kind R, which reads the records of it.
+check, and ``status-does-not-hold`` where it shows that the claim fails. A cell that
+prints a line ``status: not resolved; ...`` states the status itself, as those do that
+judge several runs. What needs a long run is settled by a cell of kind R, which reads
+the records of it.
 
 While the book is read, every tagged cell gets an anchor; when it is written, the
 directive ``{scoreboard}`` becomes a summary and one table for each section.
@@ -18,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from gathered import Gathered
 from sphinx.application import Sphinx
-from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +29,12 @@ CLAIMS = ROOT / "book" / "_data" / "claims.json"
 
 HOLDS = "holds"
 AT_OUR_SCALE = "holds at our scale"
-FAILS = "does not hold"
+UNRESOLVED = "not resolved"
 OPEN = "not yet run"
+FAILS_AT_OUR_SCALE = "does not hold at our scale"
+FAILS = "does not hold"
+STATUSES = (HOLDS, AT_OUR_SCALE, UNRESOLVED, OPEN, FAILS_AT_OUR_SCALE, FAILS)  # ever more cautious
+STATED = re.compile(r"^status: ([a-z ]+?)(?:[;,(].*)?$", re.MULTILINE)
 
 KINDS = {"P": "proved", "M": "measured", "R": "recorded"}
 TAG = re.compile(r"claim-(?P<id>[0-9A]\.\w+?)(?:-(?P<kind>[PMR]))?")
@@ -71,17 +77,26 @@ class Claim:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that checks a claim, and where it is."""
+    """A cell that checks a claim, where it is, and the status that its output states, if any."""
 
     claim: str
     kind: str | None
     fails: bool
     page: str
     anchor: str
+    stated: str = ""
 
     def settles(self, kind: str) -> bool:
         """Whether the cell settles this kind of check; for R, it must say so."""
         return self.kind == kind or (self.kind is None and kind != "R")
+
+    def status(self, kind: str) -> str:
+        """Return what the cell says of this kind of check: only what is proved is unrestricted."""
+        if self.stated:
+            return self.stated
+        if self.fails:
+            return FAILS if kind == "P" else FAILS_AT_OUR_SCALE
+        return HOLDS if kind == "P" else AT_OUR_SCALE
 
 
 @dataclass(frozen=True)
@@ -115,55 +130,50 @@ def parse_tags(tags: Iterable[str]) -> list[tuple[str, str | None]]:
     return found
 
 
-def settle(claim: Claim, cells: Iterable[Cell]) -> list[Verdict]:
-    """Return the status of each part of a claim.
+def stated_status(output: str) -> str:
+    """Return the status that a cell's output states in a line of its own, or nothing.
 
-    It comes from the cells that check the part: one that shows that it fails decides, and
-    only what is proved holds without restriction.
+    Raises:
+        ScoreboardError: The scoreboard does not know that status.
     """
+    found = STATED.findall(output)
+    for status in found:
+        if status not in STATUSES:
+            raise ScoreboardError(f"{status!r} is no status: it is one of {', '.join(STATUSES)}")
+    return worst(found) if found else ""
+
+
+def settle(claim: Claim, cells: Iterable[Cell]) -> list[Verdict]:
+    """Return the status of each part of a claim: the most cautious of the cells that check it."""
     cells = [cell for cell in cells if cell.claim == claim.id]
     verdicts = []
     for part in claim.parts:
         mine = tuple(cell for cell in cells if cell.settles(part.kind))
-        if not mine:
-            status = OPEN
-        elif any(cell.fails for cell in mine):
-            status = FAILS
-        else:
-            status = HOLDS if part.kind == "P" else AT_OUR_SCALE
-        verdicts.append(Verdict(part, status, mine))
+        verdicts.append(Verdict(part, worst(cell.status(part.kind) for cell in mine), mine))
     return verdicts
 
 
 def worst(statuses: Iterable[str]) -> str:
-    """Return the most cautious of some statuses: fails, open, our scale, holds."""
-    found = set(statuses)
-    for status in (FAILS, OPEN, AT_OUR_SCALE, HOLDS):
-        if status in found:
-            return status
-    return OPEN
+    """Return the most cautious of some statuses; of none, that nothing was run."""
+    return max(statuses, key=STATUSES.index, default=OPEN)
 
 
 def summarise(board: dict[str, list[Verdict]]) -> Counter[str]:
-    """Count the claims: settled, of them failing, settled in part, open."""
+    """Count the claims by their most cautious status; where only some parts ran, in part."""
     counts: Counter[str] = Counter()
     for verdicts in board.values():
-        statuses = [verdict.status for verdict in verdicts]
-        if FAILS in statuses:
-            counts[FAILS] += 1
-        elif OPEN not in statuses:
-            counts[worst(statuses)] += 1
-        elif set(statuses) == {OPEN}:
-            counts[OPEN] += 1
-        else:
-            counts["settled in part"] += 1
+        statuses = {verdict.status for verdict in verdicts}
+        status = worst(statuses)
+        counts["settled in part" if status == OPEN and len(statuses) > 1 else status] += 1
     return counts
 
 
 # --- Sphinx ------------------------------------------------------------------
 
+CELLS: Gathered[Cell] = Gathered("claim_cells")
 
-class placeholder(nodes.General, nodes.Element):  # noqa: N801 (docutils style)
+
+class placeholder(nodes.General, nodes.Element):  # type: ignore[misc]  # noqa: N801 (docutils style)
     """Stands for the scoreboard until every chapter has been read."""
 
 
@@ -173,22 +183,8 @@ class ScoreboardDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Leave a placeholder and remember the page."""
         self.env.note_dependency(str(CLAIMS))
-        pages(self.env).add(self.env.docname)
+        CELLS.lists(self.env).add(self.env.docname)
         return [placeholder()]
-
-
-def stored(env: BuildEnvironment) -> dict[str, list[Cell]]:
-    """Return the tagged cells of the book, by page."""
-    if not hasattr(env, "claim_cells"):
-        env.claim_cells = {}
-    return env.claim_cells
-
-
-def pages(env: BuildEnvironment) -> set[str]:
-    """Return the pages that show the scoreboard."""
-    if not hasattr(env, "scoreboard_pages"):
-        env.scoreboard_pages = set()
-    return env.scoreboard_pages
 
 
 def mark_cells(app: Sphinx, doctree: nodes.document) -> None:
@@ -198,7 +194,7 @@ def mark_cells(app: Sphinx, doctree: nodes.document) -> None:
     for node in doctree.findall(nodes.container):
         if node.get("nb_element") != "cell_code":
             continue
-        tags = (node.get("cell_metadata") or {}).get("tags", [])
+        tags = tags_of(node)
         for claim, kind in parse_tags(tags):
             if claim not in claims:
                 raise ScoreboardError(f"{page}: a cell is tagged with claim {claim}")
@@ -209,51 +205,49 @@ def mark_cells(app: Sphinx, doctree: nodes.document) -> None:
                 anchor = f"claim-{claim.replace('.', '-').lower()}-{number}"
                 number += 1
             node["ids"].append(anchor)
-            cells.append(Cell(claim, kind, OVERRIDE in tags, page, anchor))
-    stored(app.env)[page] = cells
+            try:
+                said = stated_status("\n".join(outputs_of(node)))
+            except ScoreboardError as error:
+                raise ScoreboardError(f"{page}: claim {claim}: {error}") from None
+            cells.append(Cell(claim, kind, OVERRIDE in tags, page, anchor, said))
+    CELLS.by_page(app.env)[page] = cells
 
 
-def purge(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
-    """Forget the cells of a page that is read again."""
-    stored(env).pop(docname, None)
-    pages(env).discard(docname)
+def tags_of(cell: nodes.container) -> list[str]:
+    """Return the tags of a cell of a chapter."""
+    return list((cell.get("cell_metadata") or {}).get("tags", []))
 
 
-def merge(app: Sphinx, env: BuildEnvironment, docnames: set[str], other: BuildEnvironment) -> None:
-    """Take what a parallel reader found."""
-    for docname in docnames:
-        if docname in stored(other):
-            stored(env)[docname] = stored(other)[docname]
-    pages(env).update(pages(other))
-
-
-def rewrite_pages(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """Write the scoreboard anew whenever anything was read."""
-    return sorted(pages(env))
+def outputs_of(cell: nodes.container) -> Iterator[str]:
+    """Yield what a cell of a chapter printed."""
+    for node in cell.findall(nodes.container):
+        if node.get("nb_element") == "cell_code_output":
+            yield from (text.astext() for text in node.findall(nodes.literal_block))
 
 
 def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Put the tables where the directive was, and links at the tagged cells."""
     for node in list(doctree.findall(placeholder)):
         node.replace_self(list(render(app, docname)))
-    board = next(iter(sorted(pages(app.env))), None)
+    board = next(iter(sorted(CELLS.lists(app.env))), None)
     if board is None or docname == board:
         return
-    anchors = {cell.anchor: cell for cell in stored(app.env).get(docname, [])}
+    anchors = {cell.anchor: cell for cell in CELLS.by_page(app.env).get(docname, [])}
     for node in list(doctree.findall(nodes.container)):
         for anchor in [name for name in node["ids"] if name in anchors]:
             cell = anchors[anchor]
             uri = app.builder.get_relative_uri(docname, board)
             row = f"{uri}#score-{cell.claim.replace('.', '-').lower()}"
             line = nodes.paragraph(classes=["claim-link"])
-            line += nodes.reference("", f"Claim {cell.claim}", refuri=row)
-            node.insert(0, line)
+            line += nodes.reference("", f"Claim {cell.claim}", refuri=row, internal=True)
+            folded = node[0] if "checked" in tags_of(node) else node  # a proof with its link
+            folded.insert(0, line)
 
 
 def render(app: Sphinx, docname: str) -> Iterator[nodes.Node]:
     """Yield the summary and the tables."""
     claims = load_claims()
-    cells = [cell for page in sorted(stored(app.env)) for cell in stored(app.env)[page]]
+    cells = [cell for _, found in sorted(CELLS.by_page(app.env).items()) for cell in found]
     board = {key: settle(claim, cells) for key, claim in claims.items()}
     yield summary(board)
     for prefix, heading in SECTIONS.items():
@@ -269,7 +263,8 @@ def summary(board: dict[str, list[Verdict]]) -> nodes.Node:
     counts = summarise(board)
     words = [
         f"{counts[status]} {status}"
-        for status in (HOLDS, AT_OUR_SCALE, FAILS, "settled in part", OPEN)
+        for status in (*STATUSES[:3], FAILS_AT_OUR_SCALE, FAILS, "settled in part", OPEN)
+        if counts[status] or status in (HOLDS, OPEN)
     ]
     text = f"Of {len(board)} claims: {', '.join(words)}."
     return nodes.paragraph("", "", nodes.strong("", text), classes=["summary"])
@@ -305,7 +300,7 @@ def status_of(
     for number, cell in enumerate(verdict.cells, start=1):
         uri = app.builder.get_relative_uri(docname, cell.page) + f"#{cell.anchor}"
         label = "cell" if len(verdict.cells) == 1 else f"cell {number}"
-        line += [nodes.Text(", "), nodes.reference("", label, refuri=uri)]
+        line += [nodes.Text(", "), nodes.reference("", label, refuri=uri, internal=True)]
     found: list[nodes.Node] = [line]
     if verdict.part.kind == "R" and verdict.status == OPEN:
         if claim.command:
@@ -344,9 +339,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_node(placeholder)
     app.add_directive("scoreboard", ScoreboardDirective)
     app.connect("doctree-read", mark_cells)
-    app.connect("env-purge-doc", purge)
-    app.connect("env-merge-info", merge)
-    app.connect("env-updated", rewrite_pages)
+    CELLS.connect(app)
     app.connect("doctree-resolved", fill)
     return {
         "version": "1",

@@ -29,7 +29,7 @@ STEPS = "for product, here in reversed(steps) if backward else steps:"
         ('"BmmBackward0", ', ""),
     ],
 )
-def test_broken_chain_is_noticed(old, new):
+def test_broken_chain_is_noticed(old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, "1.a-P", old, new)
 
 
@@ -40,5 +40,5 @@ def test_broken_chain_is_noticed(old, new):
         (LOOK, ONE_BY_ONE),  # self-attention made sequential
     ],
 )
-def test_broken_times_are_noticed(old, new):
+def test_broken_times_are_noticed(old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, "1.a-M", old, new)

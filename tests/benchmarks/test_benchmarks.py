@@ -69,7 +69,7 @@ def test_worker_times_steps_of_the_library(
     def library(size: Size) -> tuple[torch.nn.Module, object]:
         return torch.nn.Identity(), lambda: steps.append(size)
 
-    monkeypatch.setitem(trainers.TRAINERS, "hugging_face", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(trainers.TRAINERS, "hugging_face", library)
     monkeypatch.setattr(sys, "stdin", io.StringIO("step\nrest\nstep\nend\n"))
     program.work("hugging_face", *task.split())
     lines = capsys.readouterr().out.splitlines()
@@ -115,10 +115,11 @@ def test_step_trains_on_the_batch(folder: Path) -> None:
     (folder / "x_transformers").mkdir(parents=True)
     (folder / "x_transformers" / "x_transformers.py").write_text(LIBRARY, encoding="utf-8")
     size = trainers.TINY
+    model: Any
     model, step = trainers.x_transformers(size)
     losses = [step() for _ in range(3)]
     assert losses[0] > losses[1] > losses[2]  # the optimiser has the model's parameters
-    options, (src, tgt, mask) = model.options, model.seen  # type: ignore[misc]
+    options, (src, tgt, mask) = model.options, model.seen
     c, batch = size.config, make_pairs(size)
     for side in ("enc", "dec"):
         assert options[f"{side}_depth"] == c.N

@@ -1,6 +1,7 @@
 """Layer and head of a live map can be chosen, and its rows and cells tell what they hold."""
 
 import json
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser
@@ -9,13 +10,15 @@ PAGE = "book/results/attention_maps.html"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_heads_can_be_chosen(browser: Browser, site: str, scheme: str) -> None:
+def test_heads_can_be_chosen(browser: Browser, site: str, scheme: Literal["light", "dark"]) -> None:
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1200, "height": 900})
     page = context.new_page()
     page.goto(f"{site}/{PAGE}")
     box = page.locator(".live-figure[data-live=yes]").first
     box.wait_for()
-    spec = json.loads(box.locator("script[type='application/json']").text_content())
+    text = box.locator("script[type='application/json']").text_content()
+    assert text is not None
+    spec = json.loads(text)
     (data,) = spec["datasets"].values()
     cells = box.locator(".moving .mark-rect path")
     menus = box.locator(".moving select")

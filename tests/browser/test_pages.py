@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route
+from playwright.sync_api import Browser, ConsoleMessage, Page, Response, Route
 
 HTML = Path(__file__).parents[2] / "_build" / "html"
 SKIPPED = ("_static", "_sources", "_modules", "_images")
@@ -17,6 +18,7 @@ PAGES = [
     if not path.startswith(SKIPPED) and path != "index.html"  # this one only redirects
 ]
 WIDE, NARROW = 1280, 400
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
 @contextmanager
@@ -25,8 +27,7 @@ def opened(
 ) -> Iterator[tuple[Page, list[str]]]:
     """Open a page without a network, and note everything that goes wrong."""
     wrong: list[str] = []
-    viewport = {"width": WIDE, "height": 900}
-    context = browser.new_context(viewport=viewport, color_scheme=scheme)
+    context = browser.new_context(viewport={"width": WIDE, "height": 900}, color_scheme=scheme)
 
     def route(request: Route) -> None:
         url = request.request.url
@@ -40,18 +41,15 @@ def opened(
         where = urlsplit(message.location.get("url", "")).path
         wrong.append(f"console: {message.type}: {message.text} ({where})")
 
+    def answered(response: Response) -> None:
+        if not response.ok and response.status != 304:
+            wrong.append(f"{response.status} for {response.url}")
+
     context.route("**/*", route)
     page = context.new_page()
     page.on("console", console)
     page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-    page.on(
-        "response",
-        lambda response: (
-            response.ok
-            or response.status == 304
-            or wrong.append(f"{response.status} for {response.url}")
-        ),
-    )
+    page.on("response", answered)
     page.goto(f"{site}/{path}", wait_until="load")
     page.evaluate("() => window.MathJax?.startup?.promise")
     page.wait_for_load_state("networkidle")
@@ -61,7 +59,7 @@ def opened(
 
 def too_wide(page: Page) -> list[str]:
     """Return what makes the page scroll sideways."""
-    return page.evaluate(
+    found: list[str] = page.evaluate(
         """() => {
           const width = document.documentElement.clientWidth;
           if (document.documentElement.scrollWidth <= width) return [];
@@ -77,22 +75,36 @@ def too_wide(page: Page) -> list[str]:
             .slice(0, 5).concat("the page scrolls sideways");
         }"""
     )
+    return found
+
+
+def cut_off(page: Page) -> list[str]:
+    """Return the code, and the output of 100 characters and less, that its box cuts off."""
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll(".cell_input pre, .cell_output pre")]
+          .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth)
+          .filter((e) => e.closest(".cell_input")
+            || Math.max(...e.textContent.split("\\n").map((line) => line.length)) <= 100)
+          .map((e) => `cut off: ${e.textContent.slice(0, 60)}`)"""
+    )
+    return found
 
 
 def untypeset(page: Page) -> list[str]:
     """Return the formulas that MathJax left as they were, or could not read."""
-    return page.evaluate(
+    found: list[str] = page.evaluate(
         r"""() => [
           ...[...document.querySelectorAll(".math")]
             .filter((e) => !e.querySelector("mjx-container")),
           ...document.querySelectorAll("mjx-merror, [data-mjx-error]"),
         ].map((e) => `not typeset: ${e.textContent.trim().slice(0, 60)}`)"""
     )
+    return found
 
 
 def dead_charts(page: Page) -> list[str]:
     """Return the charts that did not come to life."""
-    return page.evaluate(
+    found: list[str] = page.evaluate(
         """async () => {
           const charts = [...document.querySelectorAll(".vega-embed, [id^=altair-viz]")];
           const alive = (e) => e.querySelector("canvas, svg.marks, svg");
@@ -101,6 +113,29 @@ def dead_charts(page: Page) -> list[str]:
           return charts.filter((e) => !alive(e)).map((e) => `dead chart ${e.id}`);
         }"""
     )
+    return found
+
+
+def barriers(page: Page) -> list[str]:
+    """Return what axe finds against WCAG 2.1, levels A and AA."""
+    page.evaluate(AXE)
+    found: list[str] = page.evaluate(
+        """async () => {
+          const { violations } = await axe.run(document, {
+            runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
+            resultTypes: ["violations"],
+            preload: false,
+            rules: { "label-content-name-mismatch": { enabled: true } },
+          });
+          const ids = [...document.querySelectorAll("main [id]")].map((e) => e.id);
+          return [
+            ...violations.flatMap(({ id, nodes }) => nodes.slice(0, 3).map((node) =>
+              `${id}: ${node.html.slice(0, 100)}: ${node.failureSummary.slice(-150)}`)),
+            ...ids.filter((id, i) => ids.indexOf(id) < i).map((id) => `two elements have id ${id}`),
+          ];
+        }"""
+    )
+    return found
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -108,10 +143,14 @@ def dead_charts(page: Page) -> list[str]:
 def test_page(browser: Browser, site: str, path: str, scheme: Literal["light", "dark"]) -> None:
     """No request leaves, the console is empty, and what should be drawn is."""
     with opened(browser, site, path, scheme) as (page, wrong):
-        faults = untypeset(page) + dead_charts(page) + too_wide(page)
+        faults = untypeset(page) + dead_charts(page) + too_wide(page) + cut_off(page)
+        if scheme == "light":  # axe is slow: colours and widths are crossed, not multiplied
+            faults += barriers(page)
         page.set_viewport_size({"width": NARROW, "height": 900})
-        page.wait_for_timeout(100)
+        page.wait_for_timeout(450)  # the theme looks 300 ms later which boxes scroll
         faults += [f"at {NARROW} px: {fault}" for fault in too_wide(page)]
+        if scheme == "dark":
+            faults += [f"at {NARROW} px: {fault}" for fault in barriers(page)]
         assert wrong + faults == []
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
 
@@ -138,6 +177,10 @@ BROKEN = {
     "missing": '<script src="nowhere.js"></script>',
     "math": '<span class="math">x^2</span>',
     "chart": '<div id="altair-viz-1" class="vega-embed"></div>',
+    "cut": f'<div class="cell_input" style="width:9em"><pre>{"x" * 60}</pre></div>',
+    "pale": '<p style="color:#aaa">Pale words on a white page.</p>',
+    "unnamed": '<button type="button"></button>',
+    "twice": '<main><p id="one">One</p><p id="one">Two</p></main>',
     "wide": '<main><div style="width:3000px">wide</div></main>',
 }
 
@@ -145,12 +188,14 @@ BROKEN = {
 @pytest.mark.parametrize("kind", ["sound", *BROKEN])
 def test_broken_page_is_noticed(browser: Browser, site: str, kind: str) -> None:
     """Each of the checks above fails on a page made to break it."""
-    body = f"<!doctype html><title>t</title><main></main>{BROKEN.get(kind, '')}"
+    head = '<!doctype html><html lang="en"><title>t</title><main></main>'
+    body = f"{head}{BROKEN.get(kind, '')}"
     path = HTML / "_static" / f"broken-{kind}.html"
     path.write_text(body, encoding="utf-8")
     try:
         with opened(browser, site, f"_static/{path.name}") as (page, wrong):
-            found = wrong + untypeset(page) + dead_charts(page) + too_wide(page)
+            checks = (untypeset, dead_charts, too_wide, cut_off, barriers)
+            found = wrong + [fault for check in checks for fault in check(page)]
     finally:
         path.unlink()
     assert bool(found) == (kind != "sound"), found

@@ -87,7 +87,7 @@ def test_compare(tmp_path: Path, capsys: Capture) -> None:
     assert "difference +" in out
     short = write(tmp_path / "4", lines[:3])
     assert "3 lines" in fails(capsys, "compare", first, short, "--references", gold)
-    assert "--samples 1" in fails(
+    assert "--samples 1: must be from 2" in fails(
         capsys, "compare", first, second, "--references", gold, "--samples", "1"
     )
 

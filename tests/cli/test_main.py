@@ -3,6 +3,7 @@
 import errno
 import io
 import re
+import signal
 import sys
 from typing import Any
 
@@ -12,6 +13,8 @@ from annotated_transformer.cli import translate
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.parsing import unboxed
 from tests.cli.command import Capture, fails
+
+OUT_OF_MEMORY = "out of memory; lower --max-tokens, --beam or the size of the model"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ from tests.cli.command import Capture, fails
 def test_help_is_for_newcomers(words: list[str], capsys: Capture) -> None:
     assert main([*words, "--help"]) == 0
     out = capsys.readouterr().out
-    assert "{None}" not in out
+    assert not re.search(r"\{None\}|default:\s+(None|False)", out)
     if not words:
         assert all(name in out for name in ("train", "translate", "evaluate", "plot", "prepare"))
 
@@ -58,7 +61,6 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("train --model rnn --heads 4", "--heads: not for --architecture rnn"),
         ("train --layers", "--layers"),
         ("train --no-such-option 3", "--no-such-option"),
-        ("translate", "translate"),
         ("train --corpus wmt99", "--corpus wmt99: choose among grammar, multi30k, iwslt2014"),
         ("train --corpus wmt14", "too large for memory; prepare it"),
         ("train --updates 0", "--updates 0: must be at least 1"),
@@ -99,14 +101,31 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("evaluate m --language de", "--language: is for two files"),
         ("evaluate m --averaged --best", "--averaged or --best, not both"),
         ("train --recipe multi", "--recipe multi: no file, nor one of"),
-        ("train --out=", "--out=: is empty"),
+        ("train --out=", "--out: is empty; give a value"),
         ("train --udpates 3", "--updates? see annotated-transformer train --help"),
         ("translate m --baem 3", "--beam? see annotated-transformer translate --help"),
         ("prepare p --train-files a b --valid-files a b", "a: no such file"),
+        ("translate m --beam 1 --alpha 0.6", "--alpha: has no effect with --beam 1"),
+        ("evaluate m --beam=1 --alpha=0.6", "--alpha: has no effect with --beam 1"),
+        ("evaluate --hypotheses a --references b --beam 4", "--beam: is for a system"),
+        ("evaluate --hypotheses a --references b --device cpu", "--device: is for a system"),
+        ("train --average 0 --average-every 5", "--average-every: has no effect without"),
+        ("train --tokenizer words --vocabulary 99", "--vocabulary: has no effect with"),
+        ("train --updates 99999999999", "--updates 99999999999: must be at least 1 and at most 2"),
+        ("train --N=0", "--layers 0: must be at least 1"),
+        ("train --sharded --train_files a b --valid-files c d", "--sharded: needs several"),
     ],
 )
 def test_wrong_options_are_one_line(line: str, expected: str, capsys: Capture) -> None:
     assert expected in fails(capsys, *line.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell: str, capsys: Capture) -> None:
+    assert main(["--tyro-print-completion", shell]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("prepare", "--average-every", "--hypotheses", "mps"))
+    assert "give bash or zsh" in fails(capsys, "--tyro-print-completion", "cmd")
 
 
 def test_a_terminal_of_few_signs_gets_the_same_line(
@@ -114,7 +133,7 @@ def test_a_terminal_of_few_signs_gets_the_same_line(
 ) -> None:
     words = ["train", "--modle", "rnn"]
     line = fails(capsys, *words)
-    told = ": Unrecognized options: --modle, rnn; see annotated-transformer train --help"
+    told = ": there is no such option; did you mean --model? see annotated-transformer train --help"
     assert line.endswith(told)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert main(words) == 2
@@ -122,15 +141,21 @@ def test_a_terminal_of_few_signs_gets_the_same_line(
 
 
 def test_an_unknown_box_is_still_a_line() -> None:
-    assert unboxed("") == "these options are not understood; see annotated-transformer --help"
+    assert unboxed("") == "these options are not understood"
 
 
 @pytest.mark.parametrize(
     ("error", "status", "expected"),
     [
         (BrokenPipeError(), 0, ""),
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "output: No space left on device"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "an output: No space left on device; check the path, its rights and the space",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt(signal.SIGTERM), 143, "interrupted"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, OUT_OF_MEMORY),
         (FloatingPointError("the loss is nan"), 2, "the loss is nan"),
     ],
 )
@@ -147,3 +172,21 @@ def test_what_ends_a_command(
     monkeypatch.setattr(translate, "open_system", fail)
     assert main(["translate", "m"]) == status
     assert capsys.readouterr().err == (f"annotated-transformer: {expected}\n" if expected else "")
+
+
+def test_under_torchrun_only_the_first_process_says_what_all_would(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> int:
+        raise OSError(errno.EIO, "here alone")
+
+    wrong = ["train", "--updates", "0"]
+    monkeypatch.setenv("RANK", "1")
+    assert "--updates 0" in fails(capsys, *wrong)  # nobody else would say it
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert main(wrong) == 2
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(translate, "run", fail)
+    assert "here alone" in fails(capsys, "translate", "x")
+    monkeypatch.setenv("RANK", "0")
+    assert "--updates 0" in fails(capsys, *wrong)

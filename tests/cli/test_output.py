@@ -29,8 +29,8 @@ def test_a_full_disk_is_an_error(unbuffered: str) -> None:
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-c", WRITE, "20000"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment)
-    told = b"standard output: cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (2, b"annotated-transformer: " + told)
+    told = b"annotated-transformer: standard output: cannot be written: No space left on device"
+    assert (done.returncode, done.stderr) == (2, told + b"; send it elsewhere\n")
 
 
 class Slow(io.RawIOBase):
@@ -102,8 +102,18 @@ def test_a_target_is_checked_before_the_work(tmp_path: Path, capsys: Capture) ->
     check_target("--record", tmp_path / "new" / "record.json")
     with pytest.raises(UsageError, match=r"--record .*: is a folder; name a file"):
         check_target("--record", tmp_path)
-    with pytest.raises(UsageError, match="is a file, not a folder"):
+    with pytest.raises(UsageError, match="is a file; choose a folder"):
         check_target("--record", file / "record.json")
     assert "--record" in fails(capsys, "train", "--record", tmp_path)
     assert "--record" in fails(capsys, "ablation", "m", "--record", tmp_path)
     assert "--output" in fails(capsys, "translate", "m", "-o", tmp_path)
+
+
+def test_no_file_takes_the_number_of_a_closed_stream() -> None:
+    code = (
+        "import os, sys; from annotated_transformer.cli.main import main\n"
+        "os.close(0); os.close(2); main(['train', '--updates', '0'])\n"
+        "print(os.open(sys.executable, os.O_RDONLY) > 2)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -10,6 +10,7 @@ from annotated_transformer.cli import plot
 from annotated_transformer.cli.main import main
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
+from annotated_transformer.engine.log_figure import log_figure
 from tests.cli.command import Capture, fails
 
 
@@ -20,7 +21,7 @@ def test_plot_takes_the_curve_of_the_newest_sound_checkpoint(
     shutil.copytree(trained, folder)
     (folder / "record.json").write_text('{"curve": "of an earlier end"}', encoding="utf-8")
     seen: list[Any] = []
-    real = plot.log_figure
+    real = log_figure
 
     def watched(journal: Any, curve: Any, name: str) -> Any:
         seen.append(curve)

@@ -75,7 +75,7 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
     assert f"prepared val, greedy, {scores['sentences']} sentences" in said
     assert f"BLEU = {scores['bleu']:.2f}" in said
     assert "give --prepared FOLDER" in fails(capsys, *assess)
-    both = [*assess, "--prepared", out, "--corpus", "grammar"]
+    both: list[str | Path] = [*assess, "--prepared", out, "--corpus", "grammar"]
     assert "--corpus or --prepared" in fails(capsys, *both)
     assert "test.de: no such file" in fails(capsys, *both[:-2], "--split", "test")
     turned = tmp_path / "turned"
@@ -148,5 +148,5 @@ def test_prepare_is_interrupted(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(prepare, "prepare", interrupted)
-    words = ["prepare", tmp_path / "p", *texts]
+    words: list[str | Path] = ["prepare", tmp_path / "p", *texts]
     assert "goes on from there" in fails(capsys, *words, status=130)

@@ -27,6 +27,9 @@ def test_train_leaves_system_and_record(trained: Path) -> None:
     assert record["scores"]["val"]["sentences"] == 5
     assert record["scores"]["val, averaged"]["sentences"] == 5
     assert record["options"]["corpus"] == "files"
+    names = ("model.safetensors", "averaged.safetensors")
+    losses = {name: load_tensors(trained / name)[1]["valid_loss"] for name in names}
+    assert record["weights"] == min(losses, key=losses.__getitem__)
     assert list(trained.rglob("*.part")) == []
 
 
@@ -69,7 +72,7 @@ def test_bad_files(
     for path, data in zip(files, (source, target), strict=True):
         if data is not None:
             path.write_bytes(data)
-    words = [*SIZES.split(), "--train-files", *files, "--valid-files", *files]
+    words: list[str | Path] = [*SIZES.split(), "--train-files", *files, "--valid-files", *files]
     assert expected in fails(capsys, "train", *words, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from annotated_transformer.cli import translate
 from annotated_transformer.cli.main import main
 from annotated_transformer.engine.checkpoints import load_system, load_tensors, save_tensors
 from annotated_transformer.engine.system import System, translate_lines
+from annotated_transformer.pretrained import FOLDER, RUNNING
 from tests.cli.command import Capture, fails, write
 
 
@@ -100,6 +102,52 @@ def test_translate_with_a_beam(trained: Path, texts: list[str], capsys: Capture)
     assert found[2] == "".join(f"{t}\n" for t in translate_lines(system, lines))
 
 
+GERMAN, ENGLISH = RUNNING.text("de"), RUNNING.text("en")
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Put a text on the standard input."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+def test_without_a_folder_the_model_of_the_package_translates(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, f"{GERMAN}\n\n{ENGLISH}\n")
+    assert main(["translate"]) == 0
+    found = capsys.readouterr()
+    assert found.out == f"{ENGLISH}\n\n{GERMAN}\n"
+    (line,) = found.err.splitlines()
+    assert "the small model that comes with the package" in line
+    assert "only the words of the book's grammar" in line
+    path = write(tmp_path / "in", [GERMAN])
+    assert main(["translate", path, "--quiet", "-o", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out").read_text(encoding="utf-8") == f"{ENGLISH}\n"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_words_that_the_model_of_the_package_does_not_know_are_named(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, f"{GERMAN}\nDer Computer schläft.\n")
+    assert main(["translate"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "standard input, line 2: the model does not know Computer"
+    assert len(lines) == 2
+    feed(monkeypatch, "Der Computer schläft.\n" * 8)
+    assert main(["translate"]) == 0
+    *lines, last, _ = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    assert last == "standard input: 3 more lines have words that the model does not know"
+
+
+def test_no_output_replaces_a_file_of_the_package(tmp_path: Path, capsys: Capture) -> None:
+    path = write(tmp_path / "in", [GERMAN])
+    for name in ("model.safetensors", "config.json", "sha256sums.txt"):
+        line = fails(capsys, "translate", path, "-o", FOLDER / name)
+        assert "is the input, too" in line
+
+
 def mean(folder: Path) -> dict[str, list[float]]:
     """Return the averaged weights of a run."""
     tensors, _ = load_tensors(folder / "averaged.safetensors")
@@ -127,7 +175,11 @@ def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Cap
 
 
 def test_the_better_weights_are_taken(
-    trained: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path,
+    texts: list[str],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(trained, folder)
@@ -143,8 +195,23 @@ def test_the_better_weights_are_taken(
     for loss in (header["valid_loss"] - 1, header["valid_loss"] + 1):
         save_tensors(folder / "averaged.safetensors", zeros, {**header, "valid_loss": loss})
         for option in ([], ["--averaged"], ["--best"]):
+            capsys.readouterr()
             assert main(["translate", str(folder), texts[4], *option]) == 0
+            taken = "averaged" if found[-1] else "model"
+            said = f"translated 5 lines by {folder / taken}.safetensors\n"
+            assert capsys.readouterr().err == said
     assert found == [True, True, False, False, True, False]
+
+
+def test_a_device_that_is_not_there(trained: Path, texts: list[str], capsys: Capture) -> None:
+    for name, there in (
+        ("cuda", torch.cuda.is_available()),
+        ("mps", torch.backends.mps.is_available()),
+    ):
+        if not there:
+            line = fails(capsys, "translate", trained, texts[4], "--device", name)
+            assert f"--device {name}: PyTorch finds none here; try --device cpu" in line
+    assert main(["translate", str(trained), texts[4], "--device", "cpu", "--quiet"]) == 0
 
 
 def test_a_dash_is_the_standard_output(

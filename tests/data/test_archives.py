@@ -6,7 +6,6 @@ import stat
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,8 @@ from typing import Any
 import pytest
 
 from annotated_transformer.data.archives import locate, unpack
-from annotated_transformer.data.files import CorpusError, locked
-
-
-def message(action: Callable[[], object]) -> str:
-    """Return the text of the error that an action ends with, which must be one line."""
-    with pytest.raises(CorpusError) as caught:
-        action()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
+from annotated_transformer.data.files import locked
+from tests.data.small import message
 
 Member = tuple[str, bytes | tarfile.TarInfo]
 

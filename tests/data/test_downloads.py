@@ -21,27 +21,20 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from annotated_transformer.data import downloads
 from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile, fetch
-from annotated_transformer.data.files import CorpusError, locked
+from annotated_transformer.data.files import locked
+from tests.data.small import message
 
 
 @pytest.fixture(autouse=True)
 def _no_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-
-
-def message(action: Callable[[], object]) -> str:
-    """Return the text of the error that an action ends with, which must be one line."""
-    with pytest.raises(CorpusError) as caught:
-        action()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
 
 
 # ----------------------------------------------------------------------- downloads
@@ -404,7 +397,7 @@ def test_full_device(server: Server, get: Callable[..., Path], tmp_path: Path) -
         text = message(lambda: get(remote(server, "x")))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert f"x.gz: cannot be written: {os.strerror(errno.EFBIG)}; make room" in text
+    assert f"x.gz: cannot be written: {os.strerror(errno.EFBIG)}; choose another" in text
     assert no_leftovers(tmp_path)
     assert len(server.requests) == 1
 
@@ -578,13 +571,20 @@ def test_no_more_than_the_bound_is_taken(
     assert files_below(tmp_path / "cache") == ["x.txt"]
 
 
+TAPES: dict[str, Literal["w:gz", "w:bz2", "w:xz"]] = {"tgz": "w:gz", "tbz2": "w:bz2", "txz": "w:xz"}
+
+
 def packed(kind: str) -> bytes:
     text = random.Random(1).randbytes(20_000)
-    if kind in ("gz", "bz2", "xz"):
-        return {"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(text)
+    pack: dict[str, Callable[[bytes], bytes]] = {
+        "gz": gzip.compress,
+        "bz2": bz2.compress,
+        "xz": lzma.compress,
+    }
+    if kind in pack:
+        return pack[kind](text)
     output = io.BytesIO()
-    mode = {"tgz": "w:gz", "tbz2": "w:bz2", "txz": "w:xz"}[kind]
-    with tarfile.open(fileobj=output, mode=mode) as tape:
+    with tarfile.open(fileobj=output, mode=TAPES[kind]) as tape:
         info = tarfile.TarInfo("a.de")
         info.size = len(text)
         tape.addfile(info, io.BytesIO(text))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.data.cleaning import BLOCK
-from annotated_transformer.data.corpora import read_parallel
+from annotated_transformer.data import cleaning
+from annotated_transformer.data.cleaning import BLOCK, CleaningReport, clean, find_shift
+from annotated_transformer.data.corpora import Preparation, read_parallel
 from annotated_transformer.data.downloads import DATA_VARIABLE
-from annotated_transformer.data.drift import DriftDetector
 from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.data.text import read_lines
 
@@ -28,11 +28,30 @@ LENGTHS = grammar_lengths(3000)
 
 
 def check_in_blocks(lengths: np.ndarray, size: int) -> tuple[int, int] | None:
-    check = DriftDetector()
-    for start in range(0, len(lengths), size):
-        if found := check.add(lengths[start : start + size]):
-            return found
-    return None
+    """Look for a drift where texts of these lengths are cleaned, ``size`` lines at a time."""
+    source, target = (["x" * n for n in side] for side in lengths.T.tolist())
+    report, options = CleaningReport(), Preparation(allow_drift=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaning, "BLOCK", size)
+        for _ in clean(("s", source), ("t", target), report, options):
+            pass
+    if not report.notes:
+        return None
+    (note,) = report.notes
+    found = re.match(r"s, line (\d+): .* by line n([+-]\d) of t", note)
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+def test_whole_texts_and_blocks_of_them_are_judged_alike() -> None:
+    assert find_shift(LENGTHS) is None
+    assert find_shift(LENGTHS[:10]) is None
+    slipped = np.stack([LENGTHS[:-1, 0], np.delete(LENGTHS[:, 1], 1999)], axis=1)
+    found = find_shift(slipped)
+    assert found is not None
+    assert abs(found[0] - 2000) <= 12
+    assert found[1] == -1
+    assert check_in_blocks(slipped, 10_000) == found
 
 
 @pytest.mark.parametrize("size", [1, 7, 300, 5000])
@@ -61,9 +80,10 @@ def test_a_drift_that_ends_is_found_where_it_began() -> None:
 
 def test_lines_between_two_blocks_count() -> None:
     sides = [LENGTHS[:-1, 0], np.delete(LENGTHS[:, 1], 499)]
-    found = check_in_blocks(np.stack(sides, axis=1), 4)
-    assert found is not None
-    assert abs(found[0] - 500) <= 12
+    for size in (4, 510, 600):  # noticed in the block that comes after it, at the right place
+        found = check_in_blocks(np.stack(sides, axis=1), size)
+        assert found is not None
+        assert abs(found[0] - 500) <= 12
 
 
 def test_noise_is_no_drift() -> None:

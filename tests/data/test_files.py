@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from annotated_transformer.data import files
 from annotated_transformer.data.files import (
     FileError,
     digest_of,
     locked,
-    sha256_of,
     write_atomically,
 )
 
@@ -39,7 +37,7 @@ def one_line(error: pytest.ExceptionInfo[FileError], path: Path) -> None:
 def test_digests(tmp_path: Path, size: int) -> None:
     data = os.urandom(size)
     (tmp_path / "x").write_bytes(data)
-    assert sha256_of(tmp_path / "x") == hashlib.sha256(data).hexdigest()
+    assert digest_of(tmp_path / "x") == hashlib.sha256(data).hexdigest()
     assert digest_of(str(tmp_path / "x"), "md5") == hashlib.md5(data).hexdigest()
 
 
@@ -101,7 +99,7 @@ def test_a_full_disk_keeps_the_old_file(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files.os, step, full)
+    monkeypatch.setattr(os, step, full)
     with pytest.raises(FileError, match="No space left") as error:
         write_atomically(path, b"new")
     one_line(error, path)

@@ -1,13 +1,12 @@
 """Sentences that two splits share."""
 
-import pickle
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from annotated_transformer.data.cleaning import corpus_warnings, note_overlap
 from annotated_transformer.data.corpora import load_corpus
-from annotated_transformer.data.overlap import SplitOverlap, corpus_warnings
 
 VALID = load_corpus("grammar", split="val", size=12)
 
@@ -43,17 +42,12 @@ def test_every_two_splits_are_compared_in_both_languages(
         )
         for split in ("val", "test")
     }
-    overlap = SplitOverlap(held)
-    assert list(overlap.watch(splits["train"])) == splits["train"]
-    assert list(overlap.notes()) == expected
-
-
-def test_of_the_training_text_nothing_is_kept() -> None:
-    overlap = SplitOverlap({"val": VALID})
-    before = len(pickle.dumps(overlap.__dict__))
-    new = ((f"neu {n}", f"new {n}") for n in range(25_000))
-    assert sum(1 for _ in overlap.watch(new)) == 25_000
-    assert len(pickle.dumps(overlap.__dict__)) == before
+    notes: dict[str, list[str]] = {"train": [], "test": []}
+    watched = note_overlap(splits["train"], "the training text", held, notes["train"])
+    assert list(watched) == splits["train"]
+    for _ in note_overlap(held["val"], "val", {"test": held["test"]}, notes["test"]):
+        pass
+    assert [(split, note) for split, found in notes.items() for note in found] == expected
 
 
 def test_warnings_about_texts_in_memory() -> None:

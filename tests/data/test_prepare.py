@@ -3,12 +3,14 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -17,40 +19,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.data import encode, shards
 from annotated_transformer.data import prepare as preparing
-from annotated_transformer.data.corpora import load_corpus, read_parallel
-from annotated_transformer.data.encode import (
+from annotated_transformer.data import shards
+from annotated_transformer.data.corpora import Preparation, load_corpus, read_parallel
+from annotated_transformer.data.files import FileError, locked, write_atomically
+from annotated_transformer.data.prepare import (
     encode_shard,
     learn_subwords,
+    prepare,
     read_text,
     worker_pool,
     write_text,
 )
-from annotated_transformer.data.files import CorpusError
-from annotated_transformer.data.preparation import Preparation
-from annotated_transformer.data.prepare import prepare
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
+from annotated_transformer.data.shards import Shard, write_shard
 from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
-
-
-def message(action: Callable[[], object]) -> str:
-    """Return the text of the error that an action ends with, which must be one line."""
-    with pytest.raises(CorpusError) as caught:
-        action()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-def plain(pairs: TokenPairs | Shard) -> list[tuple[list[int], list[int]]]:
-    """Return all pairs as lists."""
-    if isinstance(pairs, Shard):
-        pairs = TokenPairs([(pairs.tokens, pairs.offsets)])
-    found = pairs.pairs(range(len(pairs)))
-    return [(source.tolist(), target.tolist()) for source, target in found]
-
+from tests.data.small import message, plain
 
 # ---------------------------------------------------------------------------- text
 
@@ -163,7 +147,9 @@ def test_the_vocabulary_is_learned_from_the_training_text(tmp_path: Path, files:
     run(tmp_path / "out", files)
     lines = [line for pair in CORPUS for line in pair]
     expected = BPETokenizer.train(lines, OPTIONS.vocabulary)
-    assert Prepared(tmp_path / "out").tokenizer.merges == expected.merges  # type: ignore[union-attr]
+    found = Prepared(tmp_path / "out").tokenizer
+    assert isinstance(found, BPETokenizer)
+    assert found.merges == expected.merges
 
 
 def test_lower_case_prepares_what_the_text_in_lower_case_would_give(
@@ -218,7 +204,7 @@ def test_stopped_at_any_write_it_goes_on(
 ) -> None:
     """Each atomic write is the last of some process; those after it go on to the same end."""
     run(tmp_path / "whole", files)
-    real, left = encode.write_atomically, [0]
+    real, left = write_atomically, [0]
 
     def counting(path: str | Path, data: bytes) -> None:
         if not left[0]:
@@ -241,9 +227,9 @@ def test_stopped_at_any_write_it_goes_on(
 
         def shutdown(self, **_: object) -> None: ...
 
-    for module in (preparing, encode, shards):
+    for module in (preparing, shards):
         monkeypatch.setattr(module, "write_atomically", counting)
-    monkeypatch.setattr(encode, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(preparing, "ProcessPoolExecutor", Inline)
     stops = 0
     for writes in (1, 1, 3, 2, 6, 1, 4, 1, 1, 1, 1, 1, 1):
         left[0] = writes
@@ -351,12 +337,13 @@ def test_killed_while_it_begins_again(
         raise Stop
 
     run(tmp_path / "whole", files)
-    for options, place, fault in (
-        (OPTIONS, (preparing._Job, "encode"), stop),
-        (Preparation(vocabulary=401), (preparing.shutil, "rmtree"), delete_half),
-    ):
+    places: list[tuple[Preparation, object, str, Callable[..., None]]] = [
+        (OPTIONS, preparing._Job, "encode", stop),
+        (Preparation(vocabulary=401), shutil, "rmtree", delete_half),
+    ]
+    for options, owner, name, fault in places:
         with monkeypatch.context() as patch:
-            patch.setattr(*place, fault)
+            patch.setattr(owner, name, fault)
             with pytest.raises(Stop):
                 run(tmp_path / "out", files, options)
     run(tmp_path / "out", files)
@@ -439,6 +426,8 @@ def test_a_text_for_evaluation_that_drifts(tmp_path: Path, files: Any) -> None:
 
 
 def test_evaluation_keeps_every_line(tmp_path: Path, files: Any) -> None:
+    write(tmp_path, "val", [("", "blank"), ("a", " ")])
+    assert "every pair has a blank side" in message(lambda: run(tmp_path / "out", files))
     pairs = [("", "blank"), ("a", "A"), ("a", "A")]
     write(tmp_path, "val", pairs)
     run(tmp_path / "out", files)
@@ -541,7 +530,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
         (Preparation(max_len=1), "--max-len 1"),
         (Preparation(max_len=65_536), "at most 65535"),
     ):
-        assert words in message(lambda options=options: run(tmp_path / "out", nowhere, options))
+        assert words in message(partial(run, tmp_path / "out", nowhere, options))
     assert list(tmp_path.iterdir()) == []
     assert "--pair" in message(lambda: Preparation(pair="de-/../x").languages)
     least = Preparation(vocabulary=smallest, max_len=2)
@@ -559,7 +548,8 @@ def test_a_file_is_no_folder(tmp_path: Path, files: Any, below: str) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, files: Any) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at all")
-    assert "cannot be made" in message(lambda: run(tmp_path / "link", files))
+    with pytest.raises(FileError, match="link: cannot be written: File exists; choose another"):
+        run(tmp_path / "link", files)
 
 
 def tagged(folder: Path, count: int) -> tuple[Path, Path]:
@@ -637,9 +627,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, files: An
         assert text.startswith(f"{path}: is damaged, or not the tokenizer that")
         assert "prepare the corpus again" in text
     path.unlink()
-    text = message(lambda: Prepared(tmp_path / "out"))
-    assert text.startswith(f"{path}: cannot be read")
-    assert text.endswith("prepare the corpus again")
+    assert f"{path}: no such file" in message(lambda: Prepared(tmp_path / "out"))
     path.write_bytes(own)
     assert len(Prepared(tmp_path / "out").tokens()) == len(CORPUS)
 
@@ -653,7 +641,7 @@ def test_a_folder_of_an_older_format_is_to_be_prepared_again(tmp_path: Path, fil
         data.get("plan", data)["format"] = 1
         (out / name).write_text(json.dumps(data), encoding="utf-8")
     text = message(lambda: Prepared(out))
-    assert text.startswith(f"{out}: prepared in format 1, this version reads format 2")
+    assert text.startswith(f"{out / 'prepared.json'}: damaged, or of another version (format 1, ")
     assert text.endswith("prepare the corpus again")
     assert "prepared with other format; choose another" in message(lambda: run(out, files))
 
@@ -664,15 +652,17 @@ def test_a_shard_of_another_corpus(tmp_path: Path, files: Any) -> None:
     assert "another corpus" in message(lambda: Prepared(tmp_path / "out").tokens())
 
 
-def test_two_processes_do_not_prepare_one_folder(tmp_path: Path) -> None:
-    with preparing._lock(tmp_path / "p"):
-        code = (
-            "import sys; from pathlib import Path;"
-            "from annotated_transformer.data import prepare\n"
-            "with prepare._lock(Path(sys.argv[1])): pass"
-        )
-        words = [sys.executable, "-c", code, str(tmp_path / "p")]
-        second = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert "another process prepares it" in second.stderr
-    with preparing._lock(tmp_path / "p"):
-        pass
+def test_two_processes_do_not_prepare_one_folder(tmp_path: Path, files: Any) -> None:
+    out = tmp_path / "p"
+    out.mkdir()
+    with locked(out, wait=False):
+        assert "another process prepares it" in message(lambda: run(out, files))
+    run(out, files)
+
+
+def test_no_bar_is_shown_where_the_error_stream_is_closed(
+    tmp_path: Path, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    prepare(tmp_path / "out", files, OPTIONS, workers=1, shard_size=64, progress=True)
+    assert (tmp_path / "out" / "prepared.json").exists()

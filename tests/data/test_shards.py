@@ -1,7 +1,7 @@
 """Shards on the disk, and sentence pairs from them or from memory."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,29 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
-
-Pairs = list[tuple[list[int], list[int]]]
-
-
-def message(action: Callable[[], object]) -> str:
-    """Return the text of the error that an action ends with, which must be one line."""
-    with pytest.raises(CorpusError) as caught:
-        action()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-def plain(pairs: TokenPairs | Shard) -> Pairs:
-    """Return all pairs as lists."""
-    if isinstance(pairs, Shard):
-        pairs = TokenPairs([(pairs.tokens, pairs.offsets)])
-    found = pairs.pairs(range(len(pairs)))
-    return [(source.tolist(), target.tolist()) for source, target in found]
-
+from tests.data.small import Pairs, message, plain
 
 # -------------------------------------------------------------------------- shards
 

@@ -9,14 +9,15 @@ import lzma
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import MAX_LINE, read_lines, stream_lines
+from tests.data.small import message
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -32,17 +33,8 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def message(action: Callable[[], object]) -> str:
-    """Return the text of the error that an action ends with, which must be one line."""
-    with pytest.raises(CorpusError) as caught:
-        action()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-# Anything but the two characters that end lines.
-line_text = st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]))
+# Anything but the two characters that end lines, and NUL, which no text has.
+line_text = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]))
 endings = st.sampled_from(["\n", "\r\n"])
 packers = st.sampled_from(sorted(PACKERS))
 
@@ -132,7 +124,7 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
             path = write(tmp_path / "z", mark + b"a" * MAX_LINE + end + b"b")
             assert [len(line) for line in stream_lines(path)] == [MAX_LINE, 1]
             path = write(tmp_path / "z", mark + b"a" * (MAX_LINE + 1) + end + b"b")
-            assert "line 1: longer than" in message(lambda path=path: read_lines(path))
+            assert "line 1: longer than" in message(partial(read_lines, path))
 
 
 def test_a_long_second_line_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -218,3 +210,8 @@ def test_a_named_pipe_is_read_once(tmp_path: Path, packer: str) -> None:
     assert read_lines(path, digest=digest) == ["Ein Satz."] * 20_000
     assert digest.hexdigest() == hashlib.sha256(content).hexdigest()
     writer.join()
+
+
+def test_what_has_nul_bytes_is_no_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", "a\nb\n".encode("utf-16-be"))  # without a mark, it is valid UTF-8
+    assert f"{path}, line 1: has NUL bytes" in message(lambda: read_lines(path))

@@ -33,10 +33,11 @@ from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.loop import evaluate, update
 from annotated_transformer.training.optimizer import make_adam
-from annotated_transformer.translation.beam_search import beam_search_uncached
+from benchmarks.chapters import definitions
 from tests.engine.small import OPTIONS, TEXTS
 from tests.processes import torchrun
 
+beam_search_uncached = definitions("translation/beam_search")["beam_search_uncached"]
 OTHERS = ("rnn", "rnn-attention", "rnn-dot", "convolution")
 SMALL: dict[str, Architecture] = {
     "rnn": RecurrentConfig("none", width=6, hidden=5, dropout=0.0),
@@ -114,9 +115,10 @@ import json, sys, torch
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.engine.precision import PreciseLoss
+from annotated_transformer.engine.processes import process_group
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.distributed import (
-    full_tensor, local_batches, local_validation, process_group, replica_loss, replicate, shard)
+    full_tensor, local_batches, local_validation, replica_loss, replicate, shard)
 from annotated_transformer.training.loop import evaluate, update
 from annotated_transformer.training.optimizer import make_adam
 

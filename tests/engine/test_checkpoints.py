@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,22 @@ def test_a_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     assert mark.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="says how much is in memory")
+def test_without_a_digest_only_what_is_used_is_read(tmp_path: Path) -> None:
+    def resident() -> int:
+        text = Path("/proc/self/status").read_text()
+        return sum(int(size) for size in re.findall(r"Rss(?:Anon|File):\s*(\d+) kB", text))
+
+    save_tensors(tmp_path / "t", {name: torch.ones(8_000_000) for name in "abcd"}, {})  # 128 MB
+    before = resident()
+    tensors, _ = load_tensors(tmp_path / "t", verify=False)
+    assert float(tensors["c"][5]) == 1.0
+    assert resident() - before < 64_000
+    again, _ = load_tensors(tmp_path / "t")
+    assert resident() - before > 100_000  # the main process looks at all of it
+    assert tensors.keys() == again.keys()
+
+
 # --- systems -------------------------------------------------------------------
 
 
@@ -227,6 +244,10 @@ def test_a_harmed_system_is_refused(name: str, harm: str, tmp_path: Path) -> Non
         {"tokenizers": "0"},
         {"architecture": "perceptron"},
         {"model": {"N": 1, "d_model": "16"}},
+        *({"model": {name: 10**6}} for name in ("N", "d_model", "d_ff", "h", "d_k", "max_len")),
+        {"model": {"d_ff": 10**30}},
+        {"architecture": []},
+        {"architecture": "recurrent", "model": {"layers": 10**6}},
     ],
 )
 def test_a_wrong_configuration_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
@@ -421,7 +442,7 @@ def kept(folder: Path, count: int) -> System:
         with torch.no_grad():
             for parameter in system.model.parameters():
                 parameter.fill_(number)
-        save_weights(system, folder / "snapshots", f"{number:08d}.safetensors")
+        save_weights(system, folder / f"snapshots/{number:08d}.safetensors")
     return system
 
 
@@ -468,7 +489,7 @@ def test_checkpoints_that_do_not_fit_are_not_averaged(tmp_path: Path) -> None:
         average_system(tmp_path, 2)
     one_line(error, second)
     other = make_system(vocabulary=271)
-    save_weights(other, tmp_path / "snapshots", third.name)
+    save_weights(other, tmp_path / "snapshots" / third.name)
     with pytest.raises(CheckpointError, match="another tokenizer") as error:
         average_system(tmp_path, 1)
     one_line(error, third)

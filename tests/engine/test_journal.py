@@ -10,6 +10,7 @@ import sys
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     with Journal(path) as journal:
         journal.write(5, loss=1.5, tokens=300, share_of_peak=None, skipped=False)
         assert read_journal(path) == [{"update": 5, "loss": 1.5, "tokens": 300, "skipped": 0}]
-        journal.write(10, loss=torch.tensor(0.5), norm=torch.tensor(2))
+        tensors: dict[str, Any] = {"loss": torch.tensor(0.5), "norm": torch.tensor(2)}
+        journal.write(10, **tensors)
     lines = [json.loads(line) for line in path.read_text().splitlines()]  # plain JSON
     assert lines[1] == {"update": 10, "loss": 0.5, "norm": 2.0}
     assert isinstance(read_journal(path)[0]["tokens"], int)

@@ -21,7 +21,7 @@ import torch
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.trainer import Trainer
-from annotated_transformer.training.distributed import process_group
+from annotated_transformer.engine.processes import process_group
 from annotated_transformer.data.corpora import load_corpus
 
 folder, kills, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])

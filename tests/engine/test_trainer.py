@@ -14,18 +14,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from annotated_transformer.data.corpora import load_corpus
+from annotated_transformer.data.corpora import Preparation, load_corpus
 from annotated_transformer.data.files import FileError
-from annotated_transformer.data.preparation import Preparation
 from annotated_transformer.data.prepare import prepare
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine import checkpointer, learner, setup, texts, trainer, updater
+from annotated_transformer.engine import checkpointer, texts, trainer, updater
 from annotated_transformer.engine.checkpointer import (
     SaveClock,
     checkpoint_paths,
@@ -50,10 +51,14 @@ from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.interruption import interruption
 from annotated_transformer.engine.journal import Journal, read_journal
 from annotated_transformer.engine.precision import PreciseLoss
-from annotated_transformer.engine.replay import replay
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import updates_to_come
-from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.engine.trainer import Trainer, choose_precision
+from annotated_transformer.engine.updater import prefetched, replay
+from annotated_transformer.fast import loss as fast_loss
+from annotated_transformer.training import loop
+from annotated_transformer.training.batches import Batch
+from annotated_transformer.training.distributed import DistributedWorld
 from annotated_transformer.training.loop import NonFiniteError, evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
 from tests.engine.small import OPTIONS, TEXTS, bits_of
@@ -153,19 +158,19 @@ def log_of(folder: Path) -> list[dict[str, float]]:
 
 def measured(run: Trainer) -> float:
     """Return the validation loss of what is trained."""
-    return run.validator.measure(run.learner.replica).loss
+    return run.validator.measure(run.updater.replica).loss
 
 
 def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
     """Do something instead of the update after so many."""
-    real, count = vars(learner)["update"], itertools.count()
+    real, count = vars(updater)["update"], itertools.count()
 
     def counted(*arguments: Any, **named: Any) -> Any:
         if next(count) == updates:
             how()
         return real(*arguments, **named)
 
-    monkeypatch.setattr(learner, "update", counted)
+    monkeypatch.setattr(updater, "update", counted)
 
 
 @pytest.mark.parametrize("updates", [0, 3, 6])
@@ -351,8 +356,10 @@ def test_a_full_disk_keeps_the_checkpoint_before(
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written"):
-        Trainer(OPTIONS, tmp_path / "file" / "run", TEXTS)
+    for place in (tmp_path / "file" / "run", tmp_path / "file"):
+        with pytest.raises(FileError, match=r"be written: .*; choose another folder") as error:
+            Trainer(OPTIONS, place, TEXTS)
+        assert "space" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -481,7 +488,7 @@ def test_a_kept_update_is_computed_again_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, seen = Trainer(OPTIONS, tmp_path, TEXTS), []
-    real = vars(learner)["update"]
+    real = vars(updater)["update"]
 
     def fails(replica: PreciseLoss, batches: Any, *_: Any, loss: Any, **__: Any) -> Any:
         random = torch.get_rng_state()
@@ -492,7 +499,7 @@ def test_a_kept_update_is_computed_again_to_the_bit(
         torch.rand(5)  # whatever was drawn in the update
         raise NonFiniteError(math.inf, made.grad_norm, made.tokens)
 
-    monkeypatch.setattr(learner, "update", fails)
+    monkeypatch.setattr(updater, "update", fails)
     with pytest.raises(NonFiniteError):
         run.train(progress=False)
     (path,) = (tmp_path / "non_finite").iterdir()
@@ -505,7 +512,7 @@ def test_a_kept_update_is_computed_again_to_the_bit(
 def test_losses_that_are_no_number_are_left_out_but_not_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, count = vars(learner)["update"], itertools.count(1)
+    real, count = vars(updater)["update"], itertools.count(1)
 
     def sometimes(*arguments: Any, **named: Any) -> Any:
         if next(count) in (2, 3):
@@ -514,11 +521,11 @@ def test_losses_that_are_no_number_are_left_out_but_not_forever(
 
     running = dict(non_finite="skip", log_every=4)
     with monkeypatch.context() as patch:
-        patch.setattr(learner, "update", sometimes)
+        patch.setattr(updater, "update", sometimes)
         run = Trainer(OPTIONS.replace(**running), tmp_path / "a", TEXTS)
         with pytest.warns(UserWarning, match="left out: update [23], epoch 1, lines"):
             assert run.train(progress=False)
-    assert run.learner.schedule.last_epoch == run.state.updates == OPTIONS.optim.updates
+    assert run.updater.schedule.last_epoch == run.state.updates == OPTIONS.optim.updates
     assert [row["skipped"] for row in log_of(tmp_path / "a")] == [2, 0]
     run = Trainer(OPTIONS.replace(updates=40).replace(**running), tmp_path / "b", TEXTS)
     broken(run)
@@ -594,13 +601,85 @@ def test_a_training_in_sixteen_bits_resumes_to_the_bit(name: Any, tmp_path: Path
 def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--precision tf32: needs an NVIDIA GPU"):
         Trainer(OPTIONS.replace(precision="tf32"), tmp_path / "a", TEXTS)
-    with pytest.raises(UsageError, match="--sharded: for several processes"):
+    with pytest.raises(UsageError, match="--sharded: needs several processes"):
         Trainer(OPTIONS.replace(sharded=True), tmp_path / "b", TEXTS)
     if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="--device cuda: PyTorch finds no GPU here"):
+        with pytest.raises(UsageError, match="--device cuda: PyTorch finds none here; try"):
             Trainer(OPTIONS.replace(device="cuda"), tmp_path / "c", TEXTS)
     with pytest.raises(UsageError, match="--clip 0"):
         Trainer(OPTIONS.replace(clip=0.0), tmp_path / "c", TEXTS)
+
+
+def test_an_apple_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, world = OPTIONS.replace(device="mps"), DistributedWorld()
+    for there in (False, True):
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda there=there: there)
+        if there:
+            assert choose_precision(options, world).device.type == "mps"
+        else:
+            with pytest.raises(UsageError, match="--device mps: PyTorch finds none here; try"):
+                choose_precision(options, world)
+    with pytest.raises(UsageError, match="--device mps: not for several processes"):
+        choose_precision(options, DistributedWorld(0, 2))
+
+
+class Narrow(TorchDispatchMode):
+    """Has no float64, as Apple's GPUs have none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, (tuple, list)) else [found]:
+            assert not (isinstance(each, torch.Tensor) and each.dtype == torch.float64), func
+        return found
+
+
+def test_without_float64_sums_are_float32(
+    straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (loop, fast_loss):
+        monkeypatch.setattr(module, "sum_type", lambda _: torch.float32)
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    with Narrow():
+        run.updater.make(run.state, *first_update(run))
+        measured(run)
+    assert run.state.tokens > 0
+    monkeypatch.undo()
+    with pytest.raises(AssertionError), Narrow():
+        run.updater.make(run.state, *first_update(run))
+
+
+def first_update(run: Trainer) -> tuple[Sequence[torch.Tensor], list[Batch]]:
+    """Return the pairs of the next update, and its batches."""
+    groups = next(updates_to_come(run.pairs, run.options.optim, run.state.updates))[2]
+    return groups, run.updater.batches(groups)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_comes_is_made_one_ahead(ahead: bool) -> None:
+    made: list[int] = []
+
+    def make(n: int) -> int:
+        made.append(n)
+        if n == 4:
+            raise FileError("damaged")
+        return n * n
+
+    stream = prefetched(range(6), make, ahead)
+    for n in range(4):
+        assert next(stream) == (n, n * n)
+        end = time.monotonic() + 20
+        while len(made) < n + 1 + ahead and time.monotonic() < end:
+            time.sleep(0.001)
+        assert made == list(range(n + 1 + ahead))
+    with pytest.raises(FileError, match="damaged"):
+        next(stream)
+    assert list(prefetched([], make, ahead)) == []
+    assert list(prefetched([2], make, ahead)) == [(2, 4)]
 
 
 def test_tensorboard_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -619,7 +698,11 @@ def test_a_log_that_cannot_be_written_is_named(
 
     monkeypatch.setattr(Journal, "write", full)
     run = Trainer(OPTIONS.replace(log_every=2), tmp_path, TEXTS)
-    with pytest.raises(CheckpointError, match=r"log\.jsonl: cannot be written: No space left"):
+    with pytest.raises(FileError, match=r"log\.jsonl: cannot be written: No space left.*; free"):
+        run.train(progress=False)
+    (tmp_path / "log.jsonl").unlink()
+    (tmp_path / "log.jsonl").mkdir()
+    with pytest.raises(FileError, match=r"log\.jsonl: cannot be written: Is a directory; choose"):
         run.train(progress=False)
 
 
@@ -680,13 +763,13 @@ def test_a_run_killed_between_its_first_weights_and_its_first_checkpoint_begins_
 def test_a_run_that_another_process_has_begun_meanwhile_is_left_alone(
     straight: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = setup.begin_system
+    real = trainer.find_system
 
     def slow(*arguments: Any) -> System:
         shutil.copytree(straight.folder, tmp_path / "t")
         return real(*arguments)
 
-    monkeypatch.setattr(setup, "begin_system", slow)
+    monkeypatch.setattr(trainer, "find_system", slow)
     with pytest.raises(UsageError, match="another process has begun a run there; try again"):
         Trainer(OPTIONS, tmp_path / "t", TEXTS)
     assert bits_of(tmp_path / "t") == bits_of(straight.folder)
@@ -834,6 +917,27 @@ def test_the_bar_shows_the_validation_loss(
     assert run.train()
     told = capsys.readouterr().err
     assert f"validation {run.state.curve[0].valid_loss:.3f}" in told
+
+
+def test_nothing_is_shown_where_standard_streams_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert Trainer(OPTIONS.replace(updates=1), tmp_path, TEXTS).train()
+    assert len(translate_lines(load_system(tmp_path), ["a"], progress=True)) == 1
+
+
+def test_the_end_of_a_terminal_is_a_termination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(signal, "SIGHUP"):
+        pytest.skip("no such signal")
+    stop_after(2, monkeypatch, lambda: signal.raise_signal(signal.SIGHUP))
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    assert not run.train(progress=False)
+    assert (run.state.updates, run.stopped) == (3, signal.SIGHUP)
+    assert [path.stem for path in checkpoint_paths(tmp_path)] == ["00000003"]
 
 
 # --- precision -------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from annotated_transformer.fast import decoding as module
 from annotated_transformer.fast.decoding import (
@@ -41,9 +43,17 @@ needs_bytes = pytest.mark.skipif(
 )
 
 
-def model(seed: int = 0, **options: object) -> EncoderDecoder:
+def model(seed: int = 0, **options: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
-    sizes = {"N": 2, "d_model": 16, "d_ff": 24, "h": 2, "max_len": 60, "tie": "none", **options}
+    sizes: dict[str, Any] = {
+        "N": 2,
+        "d_model": 16,
+        "d_ff": 24,
+        "h": 2,
+        "max_len": 60,
+        "tie": "none",
+        **options,
+    }
     made = make_model(VOCAB, VOCAB, **sizes).eval()
     with torch.no_grad():
         for parameter in made.parameters():
@@ -86,7 +96,17 @@ def by_fast_steps(
     st.booleans(),
     st.data(),
 )
-def test_fast_is_readable(seed, rows, beam, length, norm, kind, sizes, exact, data):
+def test_fast_is_readable(
+    seed: int,
+    rows: int,
+    beam: int,
+    length: int,
+    norm: str,
+    kind: str,
+    sizes: dict[str, int],
+    exact: bool,
+    data: st.DataObject,
+) -> None:
     net = model(seed, norm=norm, positions=kind, **sizes)
     src, mask = block(seed, rows)
     net = net.double() if exact else net
@@ -112,7 +132,7 @@ def test_fast_is_readable(seed, rows, beam, length, norm, kind, sizes, exact, da
 
 
 @needs_onednn
-def test_the_comparison_notices_a_wrong_step(monkeypatch):
+def test_the_comparison_notices_a_wrong_step(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (src, mask) = model(), block(0, 3)
     slow, joined = readable(net, src, mask)(torch.tensor([4, 5, 6])), module.joined
     monkeypatch.setattr(module, "joined", lambda *linears, scale=1.0: joined(*linears))
@@ -121,7 +141,7 @@ def test_the_comparison_notices_a_wrong_step(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["readable", pytest.param("fast", marks=needs_onednn)])
-def test_a_hypothesis_is_its_own_whole_past(kind):
+def test_a_hypothesis_is_its_own_whole_past(kind: str) -> None:
     """The oracle: each output decoded at once, by itself, in float64."""
     net, (src, mask), beam = model(3), block(3, 2), 3
     steps = start_steps(net, src, mask, beam) if kind == "fast" else readable(net, src, mask, 3)
@@ -146,7 +166,7 @@ def test_a_hypothesis_is_its_own_whole_past(kind):
 @needs_onednn
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.integers(1, 9))
-def test_greedy_decoding_by_fast_steps_is_the_plain_loop(seed, rows):
+def test_greedy_decoding_by_fast_steps_is_the_plain_loop(seed: int, rows: int) -> None:
     net = model(seed)
     src, mask = block(seed, rows)
     plain = greedy_decode(net, src, mask, 20, BOS)
@@ -154,7 +174,7 @@ def test_greedy_decoding_by_fast_steps_is_the_plain_loop(seed, rows):
 
 
 @needs_onednn
-def test_products_stay_float32_and_the_setting_is_put_back():
+def test_products_stay_float32_and_the_setting_is_put_back() -> None:
     net, (src, mask) = model(), block(0, 3)
     fast = start_steps(net, src, mask)
     torch.set_float32_matmul_precision("medium")
@@ -168,20 +188,19 @@ def test_products_stay_float32_and_the_setting_is_put_back():
         torch.set_float32_matmul_precision("highest")
 
 
-def test_what_cannot_be_taken_over_takes_the_readable_step():
+def test_what_cannot_be_taken_over_takes_the_readable_step() -> None:
     src, mask = block(1, 2)
     cases = {"training": model().train(), "hook": model(), "another module": model()}
-    cases["hook"].decoder.layers[0].register_forward_hook(lambda *_: None)
-    cases["another module"].decoder.layers[0].feed_forward.w_1 = torch.nn.Sequential(
-        torch.nn.Linear(16, 24)
-    )
+    cases["hook"].get_submodule("decoder.layers.0").register_forward_hook(lambda *_: None)
+    w_1 = torch.nn.Sequential(torch.nn.Linear(16, 24))
+    cases["another module"].set_submodule("decoder.layers.0.feed_forward.w_1", w_1)
     for name, net in cases.items():
         steps = start_steps(net, src, mask)
         assert isinstance(steps, PrefixSteps), name
         assert steps(torch.tensor([4, 5])).isfinite().all(), name
 
 
-def test_products_by_onednn_are_for_float32_on_a_cpu():
+def test_products_by_onednn_are_for_float32_on_a_cpu() -> None:
     layer = torch.nn.Linear(8, 6)
     assert type(module.joined(layer)) is OnednnLinear
     assert type(module.joined(layer.double())) is PlainLinear
@@ -190,7 +209,7 @@ def test_products_by_onednn_are_for_float32_on_a_cpu():
 
 @settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.booleans())
-def test_both_products_are_one(seed, rows, wide):
+def test_both_products_are_one(seed: int, rows: int, wide: bool) -> None:
     torch.manual_seed(seed)
     weight, bias = torch.randn(40 if wide else 3, 7), torch.randn(40 if wide else 3)
     x, residual = torch.randn(rows, 7), torch.randn(rows, len(weight))
@@ -204,7 +223,7 @@ def test_both_products_are_one(seed, rows, wide):
         torch.testing.assert_close(found.double(), expected.double(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_source_without_tokens_gives_what_the_readable_step_gives():
+def test_a_source_without_tokens_gives_what_the_readable_step_gives() -> None:
     src, mask = block(1, 2)
     mask = mask & torch.tensor([True, False])[:, None, None]
     net, tokens = model().double(), torch.tensor([4, 5])
@@ -215,17 +234,24 @@ def test_a_source_without_tokens_gives_what_the_readable_step_gives():
 
 
 @needs_onednn
-def test_kept_weights_are_rearranged_once_and_again_after_a_change(monkeypatch):
+def test_kept_weights_are_rearranged_once_and_again_after_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     net, (src, mask) = model(), block(0, 2)
     made, original = [], module.DecoderWeights
-    monkeypatch.setattr(module, "DecoderWeights", lambda m: made.append(m) or original(m))
+
+    def counted(net: EncoderDecoder) -> module.DecoderWeights:
+        made.append(net)
+        return original(net)
+
+    monkeypatch.setattr(module, "DecoderWeights", counted)
     tokens = torch.tensor([4, 5])
     with keep_decoder_weights(net):
         first = start_steps(net, src, mask)(tokens)
         start_steps(net, src, mask)
         assert len(made) == 1
         with torch.no_grad():
-            net.decoder.layers[0].feed_forward.w_1.weight.mul_(2)
+            net.get_parameter("decoder.layers.0.feed_forward.w_1.weight").mul_(2)
         second = start_steps(net, src, mask)(tokens)
         assert len(made) == 2
         assert not torch.allclose(first, second)
@@ -240,7 +266,7 @@ def test_kept_weights_are_rearranged_once_and_again_after_a_change(monkeypatch):
     assert not module._kept
 
 
-def test_weights_without_a_count_of_changes_are_rearranged_each_time():
+def test_weights_without_a_count_of_changes_are_rearranged_each_time() -> None:
     with torch.inference_mode():
         net = model()
     src, mask = block(0, 2)
@@ -248,11 +274,11 @@ def test_weights_without_a_count_of_changes_are_rearranged_each_time():
     with keep_decoder_weights(net):
         first = start_steps(net, src, mask)(tokens)
         with torch.inference_mode():
-            net.decoder.layers[0].feed_forward.w_1.weight.mul_(2)
+            net.get_parameter("decoder.layers.0.feed_forward.w_1.weight").mul_(2)
         assert not torch.allclose(first, start_steps(net, src, mask)(tokens))
 
 
-def test_outputs_can_be_changed_and_used_in_training():
+def test_outputs_can_be_changed_and_used_in_training() -> None:
     net, (src, mask) = model(), block(0, 2)
     out = by_fast_steps(net, src, mask, 5)
     out[0, 1] = 7
@@ -268,7 +294,7 @@ def test_outputs_can_be_changed_and_used_in_training():
     st.one_of(st.integers(1, 9), st.integers(3 * CHUNK, 6 * CHUNK)),
     st.booleans(),
 )
-def test_most_probable_is_argmax(seed, rows, width, ties):
+def test_most_probable_is_argmax(seed: int, rows: int, width: int, ties: bool) -> None:
     logits = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
     logits = logits.round() if ties else logits
     assert torch.equal(most_probable(logits), logits.argmax(-1))
@@ -278,20 +304,26 @@ def test_most_probable_is_argmax(seed, rows, width, ties):
 @needs_bytes
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.integers(1, 9))
-def test_greedy_decoding_with_a_screen_is_the_plain_loop(seed, rows):
-    net, calls = model(seed), []
+def test_greedy_decoding_with_a_screen_is_the_plain_loop(seed: int, rows: int) -> None:
+    net, calls, original = model(seed), [], Screen.__call__
+
+    def counted(screen: Screen, x: Tensor) -> Tensor | None:
+        calls.append(1)
+        return original(screen, x)
+
     src, mask = block(seed, rows)
     plain = greedy_decode(net, src, mask, 20, BOS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WORTH", 0)
         patch.setattr(module, "bytes_are_fast", lambda: True)
-        original = Screen.__call__
-        patch.setattr(Screen, "__call__", lambda self, x: calls.append(1) or original(self, x))
+        patch.setattr(Screen, "__call__", counted)
         assert torch.equal(by_fast_steps(net, src, mask, 20), plain)
         assert len(calls) == 19
 
 
-def test_where_the_screen_does_not_pay_all_logits_are_computed(monkeypatch):
+def test_where_the_screen_does_not_pay_all_logits_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     net, (src, mask) = model(), block(0, 3)
     tokens = torch.tensor([4, 5, 6])
     wanted = readable(net, src, mask)(tokens).argmax(-1)
@@ -301,7 +333,7 @@ def test_where_the_screen_does_not_pay_all_logits_are_computed(monkeypatch):
 
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 9), st.integers(1, 5))
-def test_one_query_is_attention(seed, pairs, m, d_k):
+def test_one_query_is_attention(seed: int, pairs: int, m: int, d_k: int) -> None:
     torch.manual_seed(seed)
     q, k = torch.randn(pairs, 1, d_k).double(), torch.randn(pairs, m, d_k).double()
     v, seen = torch.randn(pairs, m, 3).double(), torch.rand(pairs, 1, m) < 0.6

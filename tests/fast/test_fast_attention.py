@@ -1,5 +1,8 @@
 """Tests of attention by the fast layer: packed rows, the derivative by hand, the fused kernel."""
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,7 +30,7 @@ widths = st.sampled_from(
 
 
 @pytest.fixture(params=["highest", "medium"])
-def precision(request):
+def precision(request: pytest.FixtureRequest) -> Iterator[str]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(request.param)
     yield request.param
@@ -37,8 +40,8 @@ def precision(request):
 def make(seed: int = 0, h: int = 2, **options: int) -> MultiHeadedAttention:
     torch.manual_seed(seed)
     layer = MultiHeadedAttention(h, 8, 0.0, **options).double()
-    for part in layer.linears:
-        nn.init.normal_(part.bias)
+    for i in range(4):
+        nn.init.normal_(layer.get_parameter(f"linears.{i}.bias"))
     return layer
 
 
@@ -51,7 +54,7 @@ def slopes(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(y, inputs, steering))
 
 
-def assert_equal(ones, others, atol=1e-11):
+def assert_equal(ones: Sequence[Tensor], others: Sequence[Tensor], atol: float = 1e-11) -> None:
     for one, other in zip(ones, others, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
@@ -60,7 +63,14 @@ def keep_of(lengths: list[int]) -> Tensor:
     return torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
 
 
-def packed_run(layer, x, memory, mask, queries, keys):
+def packed_run(
+    layer: MultiHeadedAttention,
+    x: Tensor,
+    memory: Tensor | None,
+    mask: Tensor,
+    queries: Rows,
+    keys: Rows,
+) -> Tensor:
     """Self-attention without a memory, attention to the memory otherwise."""
     q = queries.pack(x)
     k = q if memory is None else keys.pack(memory)
@@ -69,7 +79,9 @@ def packed_run(layer, x, memory, mask, queries, keys):
 
 @settings(max_examples=30)
 @given(batches, seeds, widths, st.booleans())
-def test_packed_equals_padded_in_self_attention(lengths, seed, sizes, causal):
+def test_packed_equals_padded_in_self_attention(
+    lengths: list[int], seed: int, sizes: dict[str, int], causal: bool
+) -> None:
     layer, keep = make(seed, **sizes), keep_of(lengths)
     rows, x = Rows(keep), normal(*keep.shape, 8)
     mask = keep.unsqueeze(1)
@@ -87,7 +99,9 @@ def test_packed_equals_padded_in_self_attention(lengths, seed, sizes, causal):
     seeds,
     widths,
 )
-def test_packed_equals_padded_between_two_sentences(pairs, seed, sizes):
+def test_packed_equals_padded_between_two_sentences(
+    pairs: list[tuple[int, int]], seed: int, sizes: dict[str, int]
+) -> None:
     layer = make(seed, **sizes)
     tgt, src = (keep_of(list(lengths)) for lengths in zip(*pairs, strict=True))
     x, memory, mask = normal(*tgt.shape, 8), normal(*src.shape, 8), src.unsqueeze(1)
@@ -98,16 +112,18 @@ def test_packed_equals_padded_between_two_sentences(pairs, seed, sizes):
     assert_equal(slopes(packed, inputs), slopes(padded, inputs))
 
 
-def test_these_rows_take_the_derivative_by_hand(monkeypatch):
+def test_these_rows_take_the_derivative_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a wrong one would be noticed."""
     layer, keep = make(), keep_of([3, 1, 5])
     rows, x, mask = Rows(keep), normal(3, 5, 8), keep.unsqueeze(1)
     expected = slopes(layer(x, x, x, mask)[keep], [x])
     original, calls = module._PackedAttention.backward, []
 
-    def doubled(ctx, grad):
+    def doubled(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         calls.append(1)
-        return (2 * original(ctx, grad)[0], *[None] * 4)
+        slope = original(ctx, grad)[0]
+        assert slope is not None
+        return (2 * slope, None, None, None, None)
 
     monkeypatch.setattr(module._PackedAttention, "backward", staticmethod(doubled))
     found = slopes(packed_run(layer, x, None, mask, rows, rows), [x])
@@ -115,7 +131,7 @@ def test_these_rows_take_the_derivative_by_hand(monkeypatch):
     assert not torch.allclose(found[0], expected[0])
 
 
-def test_the_derivative_by_finite_differences():
+def test_the_derivative_by_finite_differences() -> None:
     layer, keep = make(), keep_of([2, 3])
     rows = Rows(keep)
     mask = PackedMask(keep.unsqueeze(1) & subsequent_mask(3), rows, rows)
@@ -125,7 +141,7 @@ def test_the_derivative_by_finite_differences():
     )
 
 
-def test_a_packed_batch_equals_its_sentences_one_by_one():
+def test_a_packed_batch_equals_its_sentences_one_by_one() -> None:
     layer, lengths = make(), [3, 1, 5]
     keep = keep_of(lengths)
     rows, x = Rows(keep), normal(3, 5, 8)
@@ -134,16 +150,16 @@ def test_a_packed_batch_equals_its_sentences_one_by_one():
     assert_equal([packed], [torch.cat(alone)])
 
 
-def test_a_sentence_without_keys_takes_the_detour_and_gets_zeros():
+def test_a_sentence_without_keys_takes_the_detour_and_gets_zeros() -> None:
     layer = make()
     queries, keys = keep_of([2, 3]), keep_of([4, 0])
     x, memory, mask = normal(2, 3, 8), normal(2, 4, 8), keys.unsqueeze(1)
     found = packed_run(layer, x, memory, mask, Rows(queries), Rows(keys))
     assert_equal([found], [layer(x, memory, memory, mask)[queries]])
-    assert_equal([found[2:]], [layer.linears[3].bias.expand(3, 8)])
+    assert_equal([found[2:]], [layer.get_parameter("linears.3.bias").expand(3, 8)])
 
 
-def test_attention_dropout_acts_in_training_only():
+def test_attention_dropout_acts_in_training_only() -> None:
     layer, keep = make(), keep_of([6])
     rows, x, mask = Rows(keep), normal(1, 6, 8), keep.unsqueeze(1)
     layer.dropout.p = 0.5
@@ -155,7 +171,7 @@ def test_attention_dropout_acts_in_training_only():
 
 @settings(max_examples=20)
 @given(seeds, st.integers(1, 9), st.integers(1, 3), st.booleans())
-def test_linear_layers_side_by_side(seed, rows, count, packed):
+def test_linear_layers_side_by_side(seed: int, rows: int, count: int, packed: bool) -> None:
     torch.manual_seed(seed)
     x = normal(rows, 5) if packed else normal(2, rows, 5)
     layers = [nn.Linear(5, size).double() for size in range(2, 2 + count)]
@@ -166,7 +182,7 @@ def test_linear_layers_side_by_side(seed, rows, count, packed):
     assert_equal(slopes(found, inputs), slopes(expected, inputs))
 
 
-def test_a_query_that_sees_nothing_gets_zeros(precision):
+def test_a_query_that_sees_nothing_gets_zeros(precision: str) -> None:
     x = normal(2, 3, 4, 8)
     mask = torch.ones(2, 1, 4, 4, dtype=torch.bool)
     mask[0, 0, 1], mask[1] = False, False
@@ -181,16 +197,19 @@ def test_a_query_that_sees_nothing_gets_zeros(precision):
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("m", [1, 7, SHORT, SHORT + 1])
-def test_fused_equals_plain_on_both_sides_of_the_switch(precision, n, m, monkeypatch):
+def test_fused_equals_plain_on_both_sides_of_the_switch(
+    precision: str, n: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(m)
     q, k, v = normal(2, 2, n, 8), normal(2, 2, m, 8), normal(2, 2, m, 8)
     mask = torch.rand(2, 1, n, m) < 0.5
     calls, kernel = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(
-        module.F,
-        "scaled_dot_product_attention",
-        lambda *a, **k: calls.append(1) or kernel(*a, **k),
-    )
+
+    def counted(*inputs: Any, **options: Any) -> Tensor:
+        calls.append(1)
+        return kernel(*inputs, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
     for some in (None, mask):
         ours, plain = fused_attention(q, k, v, some), attention(q, k, v, some)[0]
         assert_equal([ours], [plain])

@@ -18,7 +18,9 @@ SEED = st.integers(0, 10_000)
 
 @settings(max_examples=40)
 @given(SEED, st.integers(0, 40), st.integers(1, 30), SMOOTHING, st.floats(0.1, 3))
-def test_fused_loss_equals_pytorch(seed, rows, vocab, smoothing, scale):
+def test_fused_loss_equals_pytorch(
+    seed: int, rows: int, vocab: int, smoothing: float, scale: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     projection = nn.Linear(5, vocab).double()
     x = torch.randn(rows, 5, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -36,7 +38,7 @@ def test_fused_loss_equals_pytorch(seed, rows, vocab, smoothing, scale):
         torch.testing.assert_close(one, other)
 
 
-def test_fused_gradient_by_finite_differences():
+def test_fused_gradient_by_finite_differences() -> None:
     torch.manual_seed(0)
     projection = nn.Linear(3, 4).double()
     x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
@@ -46,7 +48,7 @@ def test_fused_gradient_by_finite_differences():
     )
 
 
-def test_fused_loss_without_gradient_and_with_huge_logits():
+def test_fused_loss_without_gradient_and_with_huge_logits() -> None:
     projection = nn.Linear(2, 3)
     with torch.no_grad():
         projection.weight.fill_(0)
@@ -57,7 +59,7 @@ def test_fused_loss_without_gradient_and_with_huge_logits():
     assert nll.dtype == torch.float64
 
 
-def test_a_second_derivative_is_refused():
+def test_a_second_derivative_is_refused() -> None:
     projection = nn.Linear(2, 3).double()
     x = torch.randn(1, 2, dtype=torch.float64, requires_grad=True)
     loss, _ = linear_cross_entropy(x, projection, torch.tensor([2]))
@@ -67,7 +69,7 @@ def test_a_second_derivative_is_refused():
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_under_autocast_products_alone_are_short(low):
+def test_under_autocast_products_alone_are_short(low: torch.dtype) -> None:
     torch.manual_seed(0)
     projection, target = nn.Linear(16, 50), torch.randint(0, 50, (600,))
     x = torch.randn(600, 16, requires_grad=True)

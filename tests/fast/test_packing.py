@@ -23,7 +23,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 @settings(max_examples=30)
 @given(batches, seeds)
-def test_pack_and_unpack_are_inverse_and_adjoint(lengths, seed):
+def test_pack_and_unpack_are_inverse_and_adjoint(lengths: list[int], seed: int) -> None:
     torch.manual_seed(seed)
     keep = keep_of(lengths)
     rows = Rows(keep)
@@ -38,7 +38,9 @@ def test_pack_and_unpack_are_inverse_and_adjoint(lengths, seed):
 
 @settings(max_examples=30)
 @given(batches, seeds, st.integers(1, 3), st.integers(1, 3))
-def test_split_takes_each_part_to_its_place_and_join_brings_it_back(lengths, seed, parts, h):
+def test_split_takes_each_part_to_its_place_and_join_brings_it_back(
+    lengths: list[int], seed: int, parts: int, h: int
+) -> None:
     torch.manual_seed(seed)
     keep = keep_of(lengths)
     rows, x = Rows(keep), torch.randn(sum(lengths), parts * h * 2)
@@ -53,7 +55,7 @@ def test_split_takes_each_part_to_its_place_and_join_brings_it_back(lengths, see
 
 @settings(max_examples=20)
 @given(batches, seeds, st.integers(1, 3))
-def test_the_bias_hides_what_the_mask_hides(lengths, seed, h):
+def test_the_bias_hides_what_the_mask_hides(lengths: list[int], seed: int, h: int) -> None:
     torch.manual_seed(seed)
     rows = Rows(keep_of(lengths))
     n = rows.shape[1]
@@ -67,7 +69,7 @@ def test_the_bias_hides_what_the_mask_hides(lengths, seed, h):
 
 
 @pytest.mark.parametrize("positions", ["sinusoid", "learned"])
-def test_embedded_rows_have_the_positions_of_their_sentences(positions):
+def test_embedded_rows_have_the_positions_of_their_sentences(positions: str) -> None:
     torch.manual_seed(0)
     net = make_model(9, 9, N=1, d_model=8, d_ff=8, h=2, dropout=0.0, positions=positions, max_len=6)
     keep = torch.tensor([[True, True, False, True], [False, True, True, True]])  # gaps, too

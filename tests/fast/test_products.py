@@ -4,9 +4,11 @@ import ctypes
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from annotated_transformer.fast import products as speed
 from annotated_transformer.fast.products import (
@@ -17,20 +19,22 @@ from annotated_transformer.fast.products import (
     prepare_cpu,
 )
 
+Product = Callable[[Tensor, Tensor], Tensor]
+
 
 @pytest.fixture(autouse=True)
-def setting():
+def setting() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
-def medium(monkeypatch):
+def medium(monkeypatch: pytest.MonkeyPatch) -> Callable[[Product], None]:
     """Let the products under "medium" be what a function makes of them."""
 
-    def play(change):
-        def product(a, b):
+    def play(change: Product) -> None:
+        def product(a: Tensor, b: Tensor) -> Tensor:
             asked = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision("highest")  # this machine's own may round
             try:
@@ -44,16 +48,16 @@ def medium(monkeypatch):
 
 
 @pytest.fixture
-def faster(monkeypatch):
+def faster(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let "medium" be faster, or slower, whatever the machine does."""
 
-    def play(gain):
+    def play(gain: float) -> None:
         monkeypatch.setattr(speed, "_seconds", lambda: (gain, 1.0))
 
     return play
 
 
-def test_the_choice_is_accurate_and_set():
+def test_the_choice_is_accurate_and_set() -> None:
     torch.set_float32_matmul_precision("high")  # whatever was set before
     products = choose_products()
     assert torch.get_float32_matmul_precision() == products.precision
@@ -65,7 +69,9 @@ def test_the_choice_is_accurate_and_set():
     assert repr(products.precision) in str(products)
 
 
-def test_fast_and_accurate_is_taken(medium, faster):
+def test_fast_and_accurate_is_taken(
+    medium: Callable[[Product], None], faster: Callable[[float], None]
+) -> None:
     medium(lambda a, b: a @ b)
     faster(2.0)
     products = choose_products()
@@ -73,7 +79,9 @@ def test_fast_and_accurate_is_taken(medium, faster):
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-def test_slower_is_not_taken(medium, faster):
+def test_slower_is_not_taken(
+    medium: Callable[[Product], None], faster: Callable[[float], None]
+) -> None:
     medium(lambda a, b: a @ b)
     faster(0.5)
     products = choose_products()
@@ -93,19 +101,24 @@ def test_slower_is_not_taken(medium, faster):
         lambda a, b: (a.bfloat16() @ b.bfloat16()).float() if not a.is_contiguous() else a @ b,
     ],
 )
-def test_products_that_are_not_float32_are_refused_however_fast(change, medium, faster):
+def test_products_that_are_not_float32_are_refused_however_fast(
+    change: Product, medium: Callable[[Product], None], faster: Callable[[float], None]
+) -> None:
     medium(change)
     faster(100.0)
     products = choose_products()
     assert products.precision == "highest"
     assert products.gain == 1.0
+    assert products.refused is not None
     assert not products.refused <= TOLERANCE * products.reference
     assert torch.get_float32_matmul_precision() == "highest"
     assert "refused" in str(products)
 
 
-def test_the_tolerance_takes_other_orders_of_summation(medium, faster):
-    def in_parts(a, b):
+def test_the_tolerance_takes_other_orders_of_summation(
+    medium: Callable[[Product], None], faster: Callable[[float], None]
+) -> None:
+    def in_parts(a: Tensor, b: Tensor) -> Tensor:
         half = a.size(1) // 2
         return a[:, :half] @ b[:half] + a[:, half:] @ b[half:]
 
@@ -114,8 +127,8 @@ def test_the_tolerance_takes_other_orders_of_summation(medium, faster):
     assert choose_products().precision == "medium"
 
 
-def test_a_measurement_that_fails_leaves_the_default(medium):
-    def fail(a, b):
+def test_a_measurement_that_fails_leaves_the_default(medium: Callable[[Product], None]) -> None:
+    def fail(a: Tensor, b: Tensor) -> Tensor:
         raise RuntimeError("no such instruction")
 
     medium(fail)
@@ -124,7 +137,7 @@ def test_a_measurement_that_fails_leaves_the_default(medium):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_measuring_leaves_the_random_state_alone():
+def test_measuring_leaves_the_random_state_alone() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -133,8 +146,8 @@ def test_measuring_leaves_the_random_state_alone():
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_blocks_are_left_alone_elsewhere(platform, monkeypatch):
-    def never(_):
+def test_blocks_are_left_alone_elsewhere(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: object) -> None:
         raise AssertionError("the C library was looked up")
 
     monkeypatch.setattr(sys, "platform", platform)
@@ -145,31 +158,35 @@ def test_blocks_are_left_alone_elsewhere(platform, monkeypatch):
 class Musl:
     """A C library without the setting."""
 
-    def __init__(self, _):
+    def __init__(self, _: object) -> None:
         pass
 
 
-def missing(_):
+def missing(_: object) -> None:
     raise OSError("no library")
 
 
 @pytest.mark.parametrize("library", [Musl, missing])
-def test_another_c_library_is_no_error(library, monkeypatch):
+def test_another_c_library_is_no_error(
+    library: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", library)
     assert keep_large_blocks() is False
 
 
 @pytest.mark.parametrize(("answers", "kept"), [((1, 1), True), ((0, 1), False), ((1, 0), False)])
-def test_the_answers_of_the_c_library_count(answers, kept, monkeypatch):
+def test_the_answers_of_the_c_library_count(
+    answers: tuple[int, int], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = iter(answers)
     asked = []
 
     class Glibc:
-        def __init__(self, _):
+        def __init__(self, _: object) -> None:
             pass
 
-        def mallopt(self, option, value):
+        def mallopt(self, option: int, value: int) -> int:
             asked.append((option, value))
             return next(given)
 
@@ -179,7 +196,7 @@ def test_the_answers_of_the_c_library_count(answers, kept, monkeypatch):
     assert asked[0] == (-4, 0)  # M_MMAP_MAX of malloc.h
 
 
-def test_prepare_does_all(monkeypatch):
+def test_prepare_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     monkeypatch.setattr(speed, "keep_large_blocks", lambda: kept.append(True))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from annotated_transformer.fast import screen as module
 from annotated_transformer.fast.linear import CHUNK
@@ -50,7 +51,9 @@ def rows_and_matrix(
     st.integers(1, 90),
     st.sampled_from([1e-5, 1e-3, 1e-2]),
 )
-def test_the_screen_finds_what_the_whole_product_finds(seed, rows, vocab, width, apart):
+def test_the_screen_finds_what_the_whole_product_finds(
+    seed: int, rows: int, vocab: int, width: int, apart: float
+) -> None:
     x, weight, bias = rows_and_matrix(seed, rows, vocab, width, apart)
     exact = x.double() @ weight.double().T + bias.double()
     found = Screen(weight, bias)(x)
@@ -69,7 +72,9 @@ def test_the_screen_finds_what_the_whole_product_finds(seed, rows, vocab, width,
     st.integers(1, 700),
     st.sampled_from([0, 1, 100]),
 )
-def test_the_bound_of_the_rough_product_holds(seed, rows, vocab, width, first):
+def test_the_bound_of_the_rough_product_holds(
+    seed: int, rows: int, vocab: int, width: int, first: int
+) -> None:
     x, weight, bias = rows_and_matrix(seed, rows, vocab, width)
     x[:, 0] *= first  # a number far larger than the others leaves them few digits
     screen = Screen(weight, bias)
@@ -84,18 +89,22 @@ def test_the_bound_of_the_rough_product_holds(seed, rows, vocab, width, first):
 
 
 @needs_bytes
-def test_without_the_bound_the_screen_is_wrong():
+def test_without_the_bound_the_screen_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = rows_and_matrix(0, 400, 900, 64, apart=3e-3)
     screen = Screen(weight, bias)
     wanted = (x @ weight.T + bias).argmax(-1)
-    assert torch.equal(screen(x), wanted)
+    found = screen(x)
+    assert found is not None
+    assert torch.equal(found, wanted)
     rough = screen.rough
-    screen.rough = lambda x: (rough(x)[0], torch.zeros(len(x)))
-    assert not torch.equal(screen(x), wanted)
+    monkeypatch.setattr(screen, "rough", lambda x: (rough(x)[0], torch.zeros(len(x))))
+    found = screen(x)
+    assert found is not None
+    assert not torch.equal(found, wanted)
 
 
 @needs_bytes
-def test_the_screen_gives_up_where_it_must():
+def test_the_screen_gives_up_where_it_must() -> None:
     x, weight, bias = rows_and_matrix(0, 3, (MOST + 1) * CHUNK, 8)
     assert Screen(weight, bias)(x) is not None
     assert Screen(torch.zeros_like(weight), torch.zeros_like(bias))(x) is None  # all are alike
@@ -109,7 +118,7 @@ def test_the_screen_gives_up_where_it_must():
 
 
 @needs_bytes
-def test_one_row_is_multiplied_as_many_are():
+def test_one_row_is_multiplied_as_many_are() -> None:
     x, weight, bias = rows_and_matrix(0, 3, 900, 256)
     screen = Screen(weight, bias)
     for row in x.split(1):
@@ -125,8 +134,10 @@ def broken(*_: object) -> None:
 
 @needs_bytes
 @pytest.mark.parametrize("fault", ["no product", "sums that overflow"])
-def test_bytes_are_used_only_where_they_multiply(fault, monkeypatch):
-    def overflowing(self, x):
+def test_bytes_are_used_only_where_they_multiply(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowing(self: Screen, x: Tensor) -> tuple[Tensor, Tensor]:
         return (rough(self, x)[0] * 0.99, torch.zeros(len(x)))
 
     rough = Screen.rough
@@ -137,11 +148,13 @@ def test_bytes_are_used_only_where_they_multiply(fault, monkeypatch):
 
 
 @needs_bytes
-def test_a_slow_kernel_is_measured_only_twice(monkeypatch):
-    rough, calls = Screen.rough, []
+def test_a_slow_kernel_is_measured_only_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    rough = Screen.rough
+    calls: list[Tensor] = []
 
-    def slow(self, x):
-        calls.append(time.sleep(0.2))
+    def slow(self: Screen, x: Tensor) -> tuple[Tensor, Tensor]:
+        time.sleep(0.2)
+        calls.append(x)
         return rough(self, x)
 
     monkeypatch.setattr(module, "multiplies_bytes", lambda: True)
@@ -151,7 +164,7 @@ def test_a_slow_kernel_is_measured_only_twice(monkeypatch):
 
 
 @needs_onednn
-def test_measuring_changes_no_random_numbers_and_no_setting():
+def test_measuring_changes_no_random_numbers_and_no_setting() -> None:
     bytes_are_fast.cache_clear()
     torch.manual_seed(0)
     before, setting = torch.get_rng_state(), torch.get_float32_matmul_precision()
@@ -162,7 +175,7 @@ def test_measuring_changes_no_random_numbers_and_no_setting():
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 6))
-def test_first_largest_is_argmax(seed, rows):
+def test_first_largest_is_argmax(seed: int, rows: int) -> None:
     values = torch.randn(rows, 7, generator=torch.Generator().manual_seed(seed)).round()
     row, token = torch.ones(rows, 7).nonzero().unbind(1)
     found = first_largest(values.flatten(), row, token)

@@ -3,11 +3,14 @@
 import copy
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from annotated_transformer.fast.decoding import CachedSteps, start_steps
 from annotated_transformer.fast.linear import CHUNK, OnednnLinear
@@ -21,6 +24,7 @@ from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.translation import beam_search as readable
 from annotated_transformer.translation.beam_search import Hypothesis
+from annotated_transformer.translation.greedy import Steps
 from tests.translation.test_beam_search import VOCAB, alphas, assert_same, model, score
 
 sentences = st.lists(st.lists(st.integers(4, VOCAB - 1), max_size=5), min_size=1, max_size=5)
@@ -32,10 +36,10 @@ needs_onednn = pytest.mark.skipif(
 
 
 @needs_onednn
-def test_float32_finds_what_float64_does():
+def test_float32_finds_what_float64_does() -> None:
     sources, kinds = [[4, 5, 6], [7], [], [8, 8, 4, 5, 6]], []
 
-    def start(*arguments):
+    def start(*arguments: Any) -> Steps:
         kinds.append(start_steps(*arguments))
         return kinds[-1]
 
@@ -55,7 +59,7 @@ def log_probability(net: EncoderDecoder, source: list[int], tokens: list[int]) -
     see = torch.ones(1, len(tokens), len(tokens)).tril().bool()
     with torch.no_grad():
         out = net.generator(net(src, ys, torch.ones(1, 1, src.size(1)).bool(), see))
-    return out[0].gather(1, torch.tensor(tokens).unsqueeze(1)).sum().item()
+    return float(out[0].gather(1, torch.tensor(tokens).unsqueeze(1)).sum())
 
 
 def narrowest(
@@ -67,8 +71,9 @@ def narrowest(
     any step, and between neighbours among the best scores at the end: if no sum is wrong by half
     of it, each of these decisions is the same.
     """
-    src, gaps, done = torch.tensor([[*source, EOS]]), [math.inf], []
-    hypotheses = [([], 0.0)]
+    src, gaps = torch.tensor([[*source, EOS]]), [math.inf]
+    done: list[float] = []
+    hypotheses: list[tuple[list[int], float]] = [([], 0.0)]
     for length in range(1, limit + 1):
         ys = torch.tensor([[BOS, *tokens] for tokens, _ in hypotheses])
         see = torch.ones(1, length, length).tril().bool()
@@ -98,7 +103,7 @@ DECIDED = 1e-3  # a difference that such errors do not turn round
 
 
 @st.composite
-def searches(draw: st.DrawFn) -> tuple[EncoderDecoder, list[list[int]], dict[str, object]]:
+def searches(draw: st.DrawFn) -> tuple[EncoderDecoder, list[list[int]], dict[str, Any]]:
     """A model in float32, sentences for it, and how to search."""
     heads = draw(st.integers(1, 3))
     net = model(
@@ -111,7 +116,9 @@ def searches(draw: st.DrawFn) -> tuple[EncoderDecoder, list[list[int]], dict[str
         h=heads,
         norm=draw(st.sampled_from(["post", "pre"])),
     )
-    net.generator.proj.bias.detach()[PAD] = -1e4  # would be stripped from the outputs
+    net.get_parameter("generator.proj.bias").detach()[
+        PAD
+    ] = -1e4  # would be stripped from the outputs
     beam = draw(st.integers(1, 5))
     options = {"beam": beam, "alpha": draw(alphas), "extra": draw(st.integers(1, 12))}
     return net.float(), draw(sentences), {**options, "n_best": draw(st.integers(1, beam))}
@@ -119,7 +126,9 @@ def searches(draw: st.DrawFn) -> tuple[EncoderDecoder, list[list[int]], dict[str
 
 @settings(max_examples=40)
 @given(searches())
-def test_float32_alone_and_in_a_batch_finds_what_float64_does(search):
+def test_float32_alone_and_in_a_batch_finds_what_float64_does(
+    search: tuple[EncoderDecoder, list[list[int]], dict[str, Any]],
+) -> None:
     """Where float32 cannot turn a decision round; and always, what is found has its true score."""
     net, sources, options = search
     double = copy.deepcopy(net).double()
@@ -140,7 +149,7 @@ def test_float32_alone_and_in_a_batch_finds_what_float64_does(search):
                 assert_same(hypotheses, expected, TOLERANCE)
 
 
-def test_most_of_these_searches_are_decided():
+def test_most_of_these_searches_are_decided() -> None:
     """So that the test above compares outputs, and not only scores."""
     decided = [
         narrowest(model(seed, 1.0, size), source, 4, 0.6, 10, 2) > DECIDED
@@ -161,7 +170,15 @@ def test_most_of_these_searches_are_decided():
     st.sampled_from(["draws", "distinct"]),
     st.booleans(),
 )
-def test_best_continuations_are_those_of_a_full_sort(find, seed, rows, beam, size, kind, start):
+def test_best_continuations_are_those_of_a_full_sort(
+    find: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    seed: int,
+    rows: int,
+    beam: int,
+    size: int,
+    kind: str,
+    start: bool,
+) -> None:
     torch.manual_seed(seed)
     if kind == "draws":
         logits = torch.randint(0, 5, (rows, beam, size)).float()
@@ -191,7 +208,7 @@ def test_best_continuations_are_those_of_a_full_sort(find, seed, rows, beam, siz
 
 @settings(max_examples=30)
 @given(seeds, st.integers(1, 4 * CHUNK))
-def test_chunk_maxima(seed, size):
+def test_chunk_maxima(seed: int, size: int) -> None:
     logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed))
     expected = torch.stack([chunk.amax(-1) for chunk in logits.split(CHUNK, -1)], -1)
     assert torch.equal(chunk_maxima(logits), expected)
@@ -199,7 +216,7 @@ def test_chunk_maxima(seed, size):
 
 @settings(max_examples=30)
 @given(seeds, st.integers(1, 300), st.sampled_from([0.01, 1.0, 30.0]))
-def test_log_total_is_logsumexp(seed, size, scale):
+def test_log_total_is_logsumexp(seed: int, size: int, scale: float) -> None:
     logits = scale * torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed))
     found = log_total(logits, logits.amax(-1))
     assert torch.allclose(found.double(), logits.double().logsumexp(-1), rtol=1e-6, atol=1e-5)

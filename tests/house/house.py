@@ -3,19 +3,19 @@
 import ast
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jupytext
 import yaml
+from colab import TAG
 from execution import imports, plain
 from export import BY_HAND, EXPORTED, MARK, chapters, export_cells, tags
-from scoreboard import ScoreboardError, parse_tags
+from scoreboard import Claim, ScoreboardError, parse_tags
 
 PACKAGE = "annotated_transformer"
 ROOT = Path(__file__).parents[2]
 Write = Callable[..., Path]  # writes a chapter of a small project
-COLAB = "google.colab"
 
 
 def page_of(chapter: Path, root: Path) -> str:
@@ -32,7 +32,10 @@ def reading_order(root: Path) -> list[str]:
 
 
 def module_page(name: str, order: list[str]) -> str | None:
-    """Return the page that defines what an import names, or None for a part."""
+    """Return the page that defines what an import names, or None for a part.
+
+    What no page defines, such as a module written by hand, counts as the first page's.
+    """
     parts = name.split(".")[1:]
     while parts:
         if (page := "/".join(["book", *parts])) in order:
@@ -54,7 +57,8 @@ def disorder(root: Path) -> list[str]:
         cells = [c.source for c in jupytext.read(chapter).cells if c.cell_type == "code"]
         names = set().union(*(imports(plain(cell)) for cell in cells))
         for source in sorted({one for name in names if (one := module_page(name, order))}):
-            if order.index(source) >= order.index(page):
+            late = order.index(source) >= order.index(page)
+            if late and source != order[0]:
                 found.append(f"{page} imports from {source}, which does not come before it")
     return found
 
@@ -102,16 +106,17 @@ def misplaced(root: Path) -> list[str]:
     return found
 
 
-def asserts(source: str) -> bool:
-    """Whether a cell holds an assertion that can fail."""
+def settles(source: str) -> bool:
+    """Whether a cell holds an assertion that can fail, or prints what ``judge`` says of runs."""
     return any(
-        isinstance(node, ast.Assert)
-        and not (isinstance(node.test, ast.Constant) and node.test.value)
+        not (isinstance(node.test, ast.Constant) and node.test.value)
+        if isinstance(node, ast.Assert)
+        else isinstance(node, ast.Call) and ast.unparse(node).startswith("print(judge(")
         for node in ast.walk(ast.parse(plain(source)))
     )
 
 
-def bad_claims(root: Path, claims: dict) -> list[str]:
+def bad_claims(root: Path, claims: Mapping[str, Claim]) -> list[str]:
     """A claim's tag names a claim, and its cell asserts something and is shown."""
     found = []
     for chapter in chapters(root):
@@ -128,7 +133,7 @@ def bad_claims(root: Path, claims: dict) -> list[str]:
                     found.append(f"{where}: no such claim")
                 elif kind and kind not in {part.kind for part in claims[claim].parts}:
                     found.append(f"{where}: it has no check of kind {kind}")
-                if cell.cell_type != "code" or not asserts(cell.source):
+                if cell.cell_type != "code" or not settles(cell.source):
                     found.append(f"{where}: the cell asserts nothing")
                 if {"remove-cell", "remove-input"} & set(tags(cell)):
                     found.append(f"{where}: the cell is not shown")
@@ -138,18 +143,13 @@ def bad_claims(root: Path, claims: dict) -> list[str]:
 def unfinished(root: Path) -> list[str]:
     """A chapter of a part ends with a summary and three exercises with solutions."""
     found = []
-    colab: dict[str, str] = {}
     for chapter in chapters(root):
         page = page_of(chapter, root)
         text = chapter.read_text(encoding="utf-8")
-        cells = [c.source for c in jupytext.read(chapter).cells if c.cell_type == "code"]
-        for cell in cells:
-            if COLAB in cell and "%pip" in cell:
-                colab[page] = cell
+        if any(TAG in tags(cell) for cell in jupytext.read(chapter).cells):
+            found.append(f"{page} holds the cell that the exporter adds: take it out")
         if page.count("/") < 2:
             continue
-        if page not in colab:
-            found.append(f"{page} has no cell that installs the package on Colab")
         if not re.search(r"^## Summary$", text, re.M):
             found.append(f"{page} has no summary")
         labels = exercises(text, "exercise")
@@ -157,8 +157,6 @@ def unfinished(root: Path) -> list[str]:
         if len(labels) < 3:
             found.append(f"{page} has {len(labels)} exercises, not three")
         found += [f"{page}: exercise {one} has no solution" for one in labels if one not in solved]
-    if len(set(colab.values())) > 1:
-        found.append(f"the Colab cells differ: {', '.join(sorted(colab))}")
     return found
 
 

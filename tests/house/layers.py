@@ -14,8 +14,9 @@ MODULE_LINES = 500
 FUNCTION_LINES = 50
 MODEL_LINES = 700  # of model/ together, without complexity
 MODEL_CLASS_LINES = 60
+ENGINE_CLASS_LINES = 120
 CELL_LINES = 30  # of part I, exported or visible
-PACKAGE_LINES = 14_650  # on the way to 12,000: lower it with every change
+PACKAGE_LINES = 16_920  # 2,440 of them exercises; on the way to 12,000: lower it
 
 # What each folder may import of the package, besides itself. Top-level modules go by their name.
 CORE = {"notation", "model", "training"}
@@ -29,11 +30,13 @@ ALLOWED = {
     "fast": {*CORE, "translation"},
     "data": {*CORE, "translation"},
     "figures": set(),
+    "pretrained": {*CORE, "translation", "data"},
     "article": {*CORE, "translation"},
     "results": {*BOOK, "engine"},
     "engine": BOOK,
+    "exercises": BOOK - {"fast", "data"},  # and nothing imports it
     "interop": {*BOOK, "engine"},
-    "cli": {*BOOK, "engine", "interop"},
+    "cli": {*BOOK, "engine", "interop", "pretrained"},
     "__init__": set(),
     "__main__": {"cli"},
 }
@@ -117,9 +120,12 @@ def too_long(root: Path) -> list[str]:
         in_model = in_model and path.stem != "complexity"
         model += lines if in_model else 0
         for node in ast.walk(ast.parse(text)):
-            most = MODEL_CLASS_LINES if in_model and isinstance(node, ast.ClassDef) else 0
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                most = FUNCTION_LINES
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            most = FUNCTION_LINES
+            if isinstance(node, ast.ClassDef):
+                in_engine = path.parent.name == "engine"
+                most = MODEL_CLASS_LINES if in_model else ENGINE_CLASS_LINES if in_engine else 0
             if most and (lines := length(node)) > most:
                 found.append(f"{name}: {node.name} has {lines} lines, more than {most}")
     if model > MODEL_LINES:

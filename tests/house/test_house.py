@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import colab
 import execution
 import export
 import house
@@ -92,7 +93,7 @@ def test_references_are_used_and_known() -> None:
     known = set(
         re.findall(r"^@\w+\{([^,]+),", (ROOT / "book/references.bib").read_text("utf-8"), re.M)
     )
-    cited = set()
+    cited: set[str] = set()
     for path in (ROOT / "book").rglob("*.md"):
         for keys in re.findall(r"\{cite[\w:]*\}`([^`]+)`", path.read_text("utf-8")):
             cited.update(key.strip() for key in keys.split(","))
@@ -122,9 +123,29 @@ def test_every_dependency_is_pinned() -> None:
     tomllib = pytest.importorskip("tomllib")  # since Python 3.11
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [project["dependencies"], *project["optional-dependencies"].values()]
-    names = {re.match(r"[\w.-]+", line)[0].lower() for group in wanted for line in group}
+    names = {re.split(r"[^\w.-]", line)[0].lower() for group in wanted for line in group}
     text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
     assert {name for name in names if not re.search(rf"^{re.escape(name)}==", text, re.M)} == set()
+
+
+def unchecked(files: list[str], paths: list[str]) -> list[str]:
+    """Return the modules that are in none of the folders whose types are checked."""
+    return [path for path in paths if not path.startswith(tuple(f"{file}/" for file in files))]
+
+
+def test_types_of_every_module_are_checked() -> None:
+    tomllib = pytest.importorskip("tomllib")  # since Python 3.11
+    mypy = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    paths = listed.stdout.split("\0")[:-1]
+    assert mypy["strict"]
+    assert unchecked(mypy["files"], paths) == []
+    for file in mypy["files"]:
+        assert unchecked([other for other in mypy["files"] if other != file], paths)
+    relaxed = [{*rule} - {"module", "ignore_missing_imports"} for rule in mypy["overrides"]]
+    assert relaxed == [set()]  # nothing is checked less strictly
 
 
 # --- each rule fails where it should ---------------------------------------------
@@ -139,6 +160,10 @@ def test_disorder_is_noticed(project: Path, write: Write) -> None:
     assert "model/a imports from book/model/b" in fault
     toc(project, "model/b", "model/a")
     assert house.disorder(project) == []
+    write("index", ("", "from annotated_transformer.by_hand import X"), exports=False)
+    assert house.disorder(project) == []
+    write("index", ("", "from annotated_transformer.model.b import Y"), exports=False)
+    assert len(house.disorder(project)) == 1
 
 
 def test_chapter_may_not_import_itself(project: Path, write: Write) -> None:
@@ -172,6 +197,8 @@ def test_untidiness_is_noticed(project: Path, write: Write) -> None:
         ("claim-3.2b-M, hide-input", "assert 1 + 1 == X", ""),
         ("claim-3.5c", "X = 1", "asserts nothing"),
         ("claim-3.5c", "assert True", "asserts nothing"),
+        ("claim-3.5c", "print(judge([X]))", ""),
+        ("claim-3.5c", "judge([X])", "asserts nothing"),
         ("claim-3.5c, remove-cell", "assert 1 + 1 == X", "not shown"),
         ("claim-9.9z", "assert 1 + 1 == X", "no such claim"),
         ("claim-3.5c-M", "assert 1 + 1 == X", "no check of kind M"),
@@ -201,23 +228,21 @@ So.
 :::{{solution-end}}
 :::
 """
-INSTALL = 'import sys\n\nif "google.colab" in sys.modules:\n    %pip install -q x'
 
 
 def test_unfinished_chapter_is_noticed(project: Path, write: Write) -> None:
     three = "".join(EXERCISE.format(number) for number in range(3))
-    write("model/good", ("", INSTALL), text="\n## Summary\n" + three)
+    write("model/good", ("", "X = 1"), text="\n## Summary\n" + three)
     assert house.unfinished(project) == []
     write("model/bad", ("", "X = 1"), text=EXERCISE.format(1) + three.replace("} ex-2", "} ex-9"))
     assert house.unfinished(project) == [
-        "book/model/bad has no cell that installs the package on Colab",
         "book/model/bad has no summary",
         "book/model/bad: exercise ex-2 has no solution",
     ]
-    write("model/bad", ("", INSTALL + " y"), text="\n## Summary\n")
+    write("model/bad", (colab.TAG, colab.cell()), text="\n## Summary\n")
     assert house.unfinished(project) == [
+        "book/model/bad holds the cell that the exporter adds: take it out",
         "book/model/bad has 0 exercises, not three",
-        "the Colab cells differ: book/model/bad, book/model/good",
     ]
 
 

@@ -1,8 +1,22 @@
 """The scoreboard says of each claim what its cells say."""
 
+import types
+from typing import Any
+
 import pytest
 import scoreboard
-from scoreboard import AT_OUR_SCALE, FAILS, HOLDS, OPEN, Cell, Claim, Part
+from docutils import nodes
+from scoreboard import (
+    AT_OUR_SCALE,
+    FAILS,
+    FAILS_AT_OUR_SCALE,
+    HOLDS,
+    OPEN,
+    UNRESOLVED,
+    Cell,
+    Claim,
+    Part,
+)
 
 CLAIMS = scoreboard.load_claims()
 
@@ -11,8 +25,8 @@ def claim(kinds: str) -> Claim:
     return Claim("3.5d", "3.5", "Something.", tuple(Part(kind, "") for kind in kinds))
 
 
-def cell(kind: str | None = None, fails: bool = False, of: str = "3.5d") -> Cell:
-    return Cell(of, kind, fails, "book/a", "claim-3-5d")
+def cell(kind: str | None = None, fails: bool = False, of: str = "3.5d", stated: str = "") -> Cell:
+    return Cell(of, kind, fails, "book/a", "claim-3-5d", stated)
 
 
 @pytest.mark.parametrize(
@@ -25,13 +39,17 @@ def cell(kind: str | None = None, fails: bool = False, of: str = "3.5d") -> Cell
         ("P", [cell(), cell(fails=True)], [FAILS]),
         ("PM", [cell()], [HOLDS, AT_OUR_SCALE]),
         ("PM", [cell("P")], [HOLDS, OPEN]),
-        ("PM", [cell("P"), cell("M", fails=True)], [HOLDS, FAILS]),
+        ("PM", [cell("P"), cell("M", fails=True)], [HOLDS, FAILS_AT_OUR_SCALE]),
         ("MR", [cell()], [AT_OUR_SCALE, OPEN]),
         ("MR", [cell("R")], [OPEN, AT_OUR_SCALE]),
         ("R", [cell()], [OPEN]),
         ("R", [cell("R")], [AT_OUR_SCALE]),
-        ("R", [cell("R"), cell("R", fails=True)], [FAILS]),
-        ("MR", [cell("M", fails=True)], [FAILS, OPEN]),
+        ("R", [cell("R"), cell("R", fails=True)], [FAILS_AT_OUR_SCALE]),
+        ("MR", [cell("M", fails=True)], [FAILS_AT_OUR_SCALE, OPEN]),
+        ("M", [cell(stated=UNRESOLVED)], [UNRESOLVED]),
+        ("M", [cell(), cell(stated=UNRESOLVED)], [UNRESOLVED]),
+        ("M", [cell(stated=FAILS_AT_OUR_SCALE), cell(stated=UNRESOLVED)], [FAILS_AT_OUR_SCALE]),
+        ("MR", [cell("M", stated=AT_OUR_SCALE), cell("R", stated=OPEN)], [AT_OUR_SCALE, OPEN]),
     ],
 )
 def test_status(kinds: str, cells: list[Cell], expected: list[str]) -> None:
@@ -46,14 +64,58 @@ def test_every_claim_is_counted_once() -> None:
         "c": scoreboard.settle(claim("MR"), [cell()]),
         "d": scoreboard.settle(claim("MR"), [cell(fails=True)]),
         "e": scoreboard.settle(claim("R"), []),
+        "f": scoreboard.settle(claim("PM"), [cell("P"), cell("M", stated=UNRESOLVED)]),
     }
     assert scoreboard.summarise(board) == {
         HOLDS: 1,
         AT_OUR_SCALE: 1,
         "settled in part": 1,
-        FAILS: 1,
+        FAILS_AT_OUR_SCALE: 1,
         OPEN: 1,
+        UNRESOLVED: 1,
     }
+    assert scoreboard.summary(board).astext() == (
+        "Of 6 claims: 1 holds, 1 holds at our scale, 1 not resolved, "
+        "1 does not hold at our scale, 1 settled in part, 1 not yet run."
+    )
+
+
+@pytest.mark.parametrize(
+    ("output", "status"),
+    [
+        ("status: not resolved; mean +0.10, 95 % interval -0.10 to +0.30, 8 runs\n", UNRESOLVED),
+        ("seeds: 8\nstatus: holds at our scale\nand more", AT_OUR_SCALE),
+        ("status: holds at our scale\nstatus: not yet run, as far as is known", OPEN),
+        ("its status: holds", ""),
+        ("", ""),
+    ],
+)
+def test_a_cell_may_state_its_status(output: str, status: str) -> None:
+    assert scoreboard.stated_status(output) == status
+
+
+def test_a_status_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(scoreboard.ScoreboardError, match="'maybe' is no status: it is one of hol"):
+        scoreboard.stated_status("status: maybe; 8 runs")
+
+
+def test_the_status_is_read_off_what_the_cell_printed() -> None:
+    """Beside a cell, with the source of the cell, in which the word stands as well."""
+    source = nodes.container("", nodes.literal_block("", "status: holds"))
+    source["nb_element"] = "cell_code_source"
+    output = nodes.container("", nodes.literal_block("", "status: not resolved; 8 runs"))
+    output["nb_element"] = "cell_code_output"
+    code = nodes.container("", source, output, nb_element="cell_code")
+    code["cell_metadata"] = {"tags": ["claim-A.1-M"]}
+    tree: Any = nodes.container("", code)
+    env: Any = types.SimpleNamespace(docname="book/a")
+    app: Any = types.SimpleNamespace(env=env)
+    scoreboard.mark_cells(app, tree)
+    (found,) = scoreboard.CELLS.by_page(env)["book/a"]
+    assert (found.claim, found.kind, found.stated) == ("A.1", "M", UNRESOLVED)
+    output[0] = nodes.literal_block("", "status: perhaps")
+    with pytest.raises(scoreboard.ScoreboardError, match=r"book/a: claim A.1: 'perhaps'"):
+        scoreboard.mark_cells(app, tree)
 
 
 def test_tags() -> None:
@@ -64,8 +126,8 @@ def test_tags() -> None:
 
 
 def test_claims_are_the_papers() -> None:
-    assert len(CLAIMS) == 54
-    assert len({claim.claim for claim in CLAIMS.values()}) == 54
+    assert len(CLAIMS) == 55
+    assert len({claim.claim for claim in CLAIMS.values()}) == 55
     for name, one in CLAIMS.items():
         assert scoreboard.parse_tags([f"claim-{name}"]) == [(name, None)]
         assert {part.kind for part in one.parts} <= set("PMR")

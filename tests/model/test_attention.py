@@ -1,13 +1,14 @@
 """Attention against PyTorch's kernel, brute force, and what a mask promises."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from annotated_transformer.model.attention import attention
 
@@ -15,11 +16,11 @@ sizes = st.integers(1, 6)
 seeds = st.integers(0, 2**31)
 
 
-def causal(n):
+def causal(n: int) -> Tensor:
     return torch.ones(n, n, dtype=torch.bool).tril()
 
 
-def draw(seed, *shapes):
+def draw(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [
         torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
@@ -27,19 +28,21 @@ def draw(seed, *shapes):
     ]
 
 
-def with_gradients(y, *inputs):
+def with_gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
     steering = torch.arange(y.numel(), dtype=y.dtype).view_as(y).sin()
     return [y, *torch.autograd.grad(y, inputs, steering)]
 
 
-def assert_equal(ones, others, atol=1e-12):
+def assert_equal(ones: Sequence[Tensor], others: Sequence[Tensor], atol: float = 1e-12) -> None:
     for one, other in zip(ones, others, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
 @settings(max_examples=40)
 @given(seeds, sizes, sizes, sizes, sizes, st.sampled_from([0.0, 0.3, 0.8, 1.0]))
-def test_agrees_with_the_kernel_in_value_and_gradient(seed, n, m, d_k, d_v, share):
+def test_agrees_with_the_kernel_in_value_and_gradient(
+    seed: int, n: int, m: int, d_k: int, d_v: int, share: float
+) -> None:
     q, k, v = draw(seed, (2, 3, n, d_k), (2, 3, m, d_k), (2, 3, m, d_v))
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(2, 1, n, m, generator=generator) < share
@@ -50,7 +53,7 @@ def test_agrees_with_the_kernel_in_value_and_gradient(seed, n, m, d_k, d_v, shar
         assert_equal(with_gradients(ours, q, k, v), with_gradients(theirs, q, k, v))
 
 
-def test_agrees_with_loops():
+def test_agrees_with_loops() -> None:
     q, k, v = (x.detach() for x in draw(0, (3, 4), (5, 4), (5, 2)))
     mask = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)) < 0.6
     output, weights = attention(q, k, v, mask)
@@ -66,7 +69,7 @@ def test_agrees_with_loops():
 
 @settings(max_examples=30)
 @given(seeds, sizes, sizes)
-def test_weights_are_shares_of_what_may_be_seen(seed, n, m):
+def test_weights_are_shares_of_what_may_be_seen(seed: int, n: int, m: int) -> None:
     q, k = draw(seed, (n, 4), (m, 4))
     mask = torch.rand(n, m, generator=torch.Generator().manual_seed(seed)) < 0.5
     weights = attention(q, k, k, mask)[1]
@@ -77,7 +80,7 @@ def test_weights_are_shares_of_what_may_be_seen(seed, n, m):
 
 @settings(max_examples=20)
 @given(seeds, st.integers(2, 6))
-def test_no_leak_from_what_is_hidden(seed, n):
+def test_no_leak_from_what_is_hidden(seed: int, n: int) -> None:
     (x, wild) = draw(seed, (1, n, 4), (1, n, 4))
     mask = causal(n)
     for t in range(1, n):
@@ -87,7 +90,7 @@ def test_no_leak_from_what_is_hidden(seed, n):
         assert (torch.autograd.grad(after.sum(), wild)[0] == 0).all()
 
 
-def test_a_query_that_sees_nothing_gets_zeros():
+def test_a_query_that_sees_nothing_gets_zeros() -> None:
     (x,) = draw(0, (2, 3, 4, 8))
     mask = torch.ones(2, 1, 4, 4, dtype=torch.bool)
     mask[0, 0, 1], mask[1] = False, False
@@ -100,14 +103,14 @@ def test_a_query_that_sees_nothing_gets_zeros():
     assert (slope[1] == 0).all()
 
 
-def test_masks_of_numbers_work_as_in_the_article():
+def test_masks_of_numbers_work_as_in_the_article() -> None:
     (x,) = draw(0, (2, 4, 8))
     mask = causal(4)
     assert_equal(attention(x, x, x, mask), attention(x, x, x, mask.long()))
     assert_equal(attention(x, x, x, mask), attention(x, x, x, mask.double()))
 
 
-def test_dropout_is_applied_to_the_weights():
+def test_dropout_is_applied_to_the_weights() -> None:
     (x,) = draw(0, (2, 4, 8))
     output, weights = attention(x, x, x, dropout=nn.Dropout(0.5))
     assert (weights == 0).any()

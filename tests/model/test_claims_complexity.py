@@ -23,12 +23,11 @@ BASE = "k if causal else k // 2 + 1"
         ),
         # the counter forgets the recurrence, written without a product of matrices
         ("4.a-P", "self.U(h))", "(self.U.weight * h.unsqueeze(1)).sum(-1))"),
-        ("4.a-P", ", padding=k // 2, groups=d)", ", padding=k // 2)"),
         ("4.a-P", '"bmm": "pairs"', '"bmm": "projections"'),
         ("4.a-P", SHORT, LONG),
-        ("4.a-P", "nn.Conv1d(d, d, k, dilation=dilation)", "nn.Conv1d(d, d, reach + 1)"),
-        ("4.a-M", "RestrictedSelfAttention(d, r, block=1)", "RestrictedSelfAttention(d, r)"),
-        ("4.a-M", "RestrictedSelfAttention(d, r, block=1)", "SelfAttention(d)"),
+        ("4.f", "nn.Conv1d(d, d, k, dilation=dilation)", "nn.Conv1d(d, d, reach + 1)"),
+        ("4.a-P", "RestrictedSelfAttention(d, r, block=1)", "RestrictedSelfAttention(d, r)"),
+        ("4.a-P", "RestrictedSelfAttention(d, r, block=1)", "SelfAttention(d)"),
         # a recurrence that hands nothing on, and products that are overlooked
         ("4.b", "self.U(h))", "self.U(h.detach()))"),
         ("4.b", '"Bmm": 1, ', ""),
@@ -36,6 +35,7 @@ BASE = "k if causal else k // 2 + 1"
         ("4.c", "before[:, -1].detach()", "before[:, -1]"),
         ("4.c", SHORT, LONG),
         ("4.d-P", "self.W(x).unbind", "x.unbind"),
+        ("4.d-P", '"GRU": nn.GRUCell', '"GRU": nn.RNNCell'),
         ("4.d-M", "return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)", "return q"),
         # windows that look one too far, past the end, or at everything
         ("4.e", "abs() <= reach) &", "abs() <= reach + 1) &"),
@@ -44,12 +44,12 @@ BASE = "k if causal else k // 2 + 1"
         ("4.e", "seen = seen & F.pad", "_ = seen & F.pad"),
         ("4.e", "ends = (reach, reach + lacking)", "ends = (reach + 1, reach + lacking)"),
         ("4.e", SHORT, LONG),
-        ("4.e", "RestrictedSelfAttention(WIDTH, NEAR)", "SelfAttention(WIDTH)"),
+        ("4.e", "RestrictedSelfAttention, r=r, block", "RestrictedSelfAttention, r=r + 2, block"),
         ("4.f", RATES, "(1 for i in range(layers))"),
         ("4.f", BASE, "k"),  # gaps at the edges
         ("4.f", "(reach, 0) if causal", "(reach // 2, reach - reach // 2) if causal"),
-        ("4.f", "self.conv = nn.Conv1d(d, d, k,", "self.conv = nn.Conv1d(d, d, k, groups=d,"),
-        ("4.f", '"GRU": nn.GRUCell', '"GRU": nn.RNNCell'),
+        ("4.i", "self.conv = nn.Conv1d(d, d, k,", "self.conv = nn.Conv1d(d, d, k, groups=d,"),
+        ("4.i", '"GRU": nn.GRUCell', '"GRU": nn.RNNCell'),
         ("4.g", ", padding=k // 2, groups=d)", ", padding=k // 2)"),
         ("4.g", "self.across = nn.Linear(d, d)", "self.across = nn.Identity()"),
         ("4.g", "PositionwiseFeedForward(d, 4 * d, 0.0)", "PositionwiseFeedForward(d, 64, 0.0)"),
@@ -60,5 +60,5 @@ BASE = "k if causal else k // 2 + 1"
         ("6.1a", "(sum(sources) + sum(targets)) * token", "2 * sum(targets) * token"),
     ],
 )
-def test_broken_layers_are_noticed(claim, old, new):
+def test_broken_layers_are_noticed(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, claim, old, new)

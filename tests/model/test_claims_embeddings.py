@@ -25,5 +25,5 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("claim", "old", "new"), BROKEN)
-def test_broken(claim, old, new):
+def test_broken(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail("model/embeddings", claim, old, new)

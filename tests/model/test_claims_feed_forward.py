@@ -19,10 +19,10 @@ HIDDEN = "self.w_1(x).relu()"
         ("3.3b", HIDDEN, "(self.w_1(x).detach() * 2 - self.w_1(x)).relu()"),
     ],
 )
-def test_a_broken_network_is_noticed(claim, old, new):
+def test_a_broken_network_is_noticed(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, claim, old, new)
 
 
-def test_layers_that_share_their_weights_are_noticed():
+def test_layers_that_share_their_weights_are_noticed() -> None:
     old, new = "copy.deepcopy(module) for", "module for"
     assert_claim_can_fail(CHAPTER, "3.3a", old, new, module="model/architecture")

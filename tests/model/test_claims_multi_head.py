@@ -1,5 +1,7 @@
 """The checks of the multi-head chapter notice broken heads."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ CHAPTER = "model/multi_head"
         ("3.2e", "w_v(value)", "w_v(value + key)"),
         ("3.2e", "w_v(value)", "w_v(key + 0 * value)"),
         ("3.2e", "mask.unsqueeze(1)", "mask.unsqueeze(1).logical_not()"),
-        ("3.2e", "None if mask is None else mask.unsqueeze(1)", "None"),
+        ("3.2e", "mask = mask.unsqueeze(1)", "mask = None"),
         ("3.2e", "w_o(x.transpose", "w_o((x.detach() * 2 - x).transpose"),
         ("3.2f-P", "return d_k or d_model // h, d_v", "return d_k or d_model, d_v"),
         (
@@ -32,24 +34,25 @@ CHAPTER = "model/multi_head"
         ),
         ("3.2g", "Pointer(h, **widths)", "Pointer(2, **widths)"),
         ("3.2g", "Pointer(h, **widths)", "Pointer(1, **widths)"),
+        ("3.2g", "gate = 10 * ", "gate = 0 * "),  # without the ReLU's help all is mixed
         (  # heads that all look at the same positions are no better than one
             "3.2g",
-            "attention(q, k, v, None",
-            "attention(*(x.mean(1, True).expand_as(x) for x in (q, k)), v, None",
+            "attention(q, k, v, mask",
+            "attention(*(x.mean(1, True).expand_as(x) for x in (q, k)), v, mask",
         ),
-        ("3.2h", "None if mask is None else mask.unsqueeze(1)", "None"),
+        ("3.2h", "mask = mask.unsqueeze(1)", "mask = None"),
         ("3.2h", "w_q(query)", "w_q(query.flip(1))"),
         ("3.2h", "t, t, t, subsequent_mask(5)", "t, t, t"),
-        ("3.2h", "layer(target.unsqueeze(0), s, s, source_mask)", "layer(s, s, s, source_mask)"),
+        ("3.2h", "layer(inputs, s, s, source_mask)", "layer(s, s, s, source_mask)"),
     ],
 )
-def test_broken_heads_are_noticed(claim, old, new):
+def test_broken_heads_are_noticed(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, claim, old, new)
 
 
-def test_the_task_asks_for_two_places():
+def test_the_task_asks_for_two_places() -> None:
     (source,) = (cell.source for cell in cells(CHAPTER) if "def marked(" in cell.source)
-    names = {"torch": torch, "Tensor": torch.Tensor, "F": torch.nn.functional}
+    names: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor, "F": torch.nn.functional}
     exec(source, names)
     for answer in ("pair", "sum"):
         tokens, target = names["marked"](50, answer, torch.Generator().manual_seed(0))

@@ -2,13 +2,15 @@
 
 import itertools
 import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,36 +21,35 @@ from annotated_transformer.model.complexity import (
     RecurrentLayer,
     RestrictedSelfAttention,
     SelfAttention,
-    SeparableConvolution,
-    connected,
-    dependent_steps,
-    fit_exponents,
-    layers_to_connect,
     neighbourhood_mask,
-    operations,
-    saved_bytes,
     training_flops,
     windowed_attention,
 )
 from annotated_transformer.model.multi_head import MultiHeadedAttention, padding_mask
 from annotated_transformer.model.transformer import ModelConfig, base, build_model
 from annotated_transformer.training.batches import make_batch
+from benchmarks.chapters import definitions
 
+PAGE = definitions("model/complexity", {"KINDS", "PRODUCTS"})
+operations, dependent_steps, connected, layers_to_connect = map(
+    PAGE.__getitem__, ("operations", "dependent_steps", "connected", "layers_to_connect")
+)
+SeparableConvolution: Any = PAGE["SeparableConvolution"]
 seeds = st.integers(0, 2**31)
 odd = st.integers(0, 5).map(lambda i: 2 * i + 1)
 
 
-def normal(*shape, seed=0):
+def normal(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-def slopes(y, inputs):
+def slopes(y: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     steering = torch.arange(y.numel(), dtype=y.dtype).view_as(y).sin()
     return torch.autograd.grad(y, inputs, steering)
 
 
-def assert_equal(ones, others):
+def assert_equal(ones: Iterable[Tensor], others: Iterable[Tensor]) -> None:
     for one, other in zip(ones, others, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
@@ -56,9 +57,17 @@ def assert_equal(ones, others):
 class Largest(TorchDispatchMode):
     """Remember the most elements of any tensor that is made."""
 
-    most = 0
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        self.most = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         made = func(*args, **(kwargs or {}))
         sizes = [one.numel() for one in tree_leaves(made) if isinstance(one, torch.Tensor)]
         self.most = max([self.most, *sizes])
@@ -72,7 +81,9 @@ class Largest(TorchDispatchMode):
 @given(
     seeds, st.integers(1, 19), odd, st.none() | st.integers(1, 8), st.integers(1, 3), st.booleans()
 )
-def test_windows_equal_a_loop_over_queries(seed, n, r, block, h, padded):
+def test_windows_equal_a_loop_over_queries(
+    seed: int, n: int, r: int, block: int | None, h: int, padded: bool
+) -> None:
     q, k, v = (normal(2, h, n, width, seed=seed + i) for i, width in enumerate((3, 3, 5)))
     lengths = torch.randint(n + 1, (2, 1), generator=torch.Generator().manual_seed(seed))
     real = torch.arange(n) < (lengths if padded else n)
@@ -94,7 +105,9 @@ def test_windows_equal_a_loop_over_queries(seed, n, r, block, h, padded):
 
 @settings(max_examples=20)
 @given(seeds, st.integers(1, 12), odd, st.sampled_from([1, 2]), st.booleans())
-def test_restricted_layer_equals_the_masked_one(seed, n, r, h, padded):
+def test_restricted_layer_equals_the_masked_one(
+    seed: int, n: int, r: int, h: int, padded: bool
+) -> None:
     torch.manual_seed(seed)
     quick, full = RestrictedSelfAttention(4, r, h).double(), SelfAttention(4, h).double()
     full.load_state_dict(quick.state_dict())
@@ -111,7 +124,7 @@ def test_restricted_layer_equals_the_masked_one(seed, n, r, h, padded):
 
 
 @pytest.mark.parametrize("h", [1, 2, 3])
-def test_masks_of_sentences_are_for_all_heads(h):
+def test_masks_of_sentences_are_for_all_heads(h: int) -> None:
     """A mask with a row a sentence, as padding gives it, is not taken for one with a row a head."""
     torch.manual_seed(0)
     layer, x = SelfAttention(6, h).double(), normal(3, 5, 6)
@@ -119,7 +132,7 @@ def test_masks_of_sentences_are_for_all_heads(h):
     assert_equal([layer(x, mask)], [layer.heads(x, x, x, mask)])
 
 
-def test_wide_neighbourhood_is_full_attention():
+def test_wide_neighbourhood_is_full_attention() -> None:
     torch.manual_seed(0)
     heads = MultiHeadedAttention(2, 8, 0.0).double()
     full, wide = SelfAttention(8, 2).double(), RestrictedSelfAttention(8, 13, 2).double()
@@ -130,7 +143,7 @@ def test_wide_neighbourhood_is_full_attention():
 
 
 @pytest.mark.parametrize("block", [None, 1, 4])
-def test_windows_make_no_square_matrix(block):
+def test_windows_make_no_square_matrix(block: int | None) -> None:
     n, d, r = 512, 4, 9
     x = normal(1, n, d)
     with Largest() as quick:
@@ -144,17 +157,18 @@ def test_windows_make_no_square_matrix(block):
 
 @settings(max_examples=20)
 @given(seeds, st.integers(1, 7))
-def test_recurrent_layer_equals_pytorchs(seed, n):
+def test_recurrent_layer_equals_pytorchs(seed: int, n: int) -> None:
     torch.manual_seed(seed)
     mine, other = RecurrentLayer(4).double(), nn.RNN(4, 4, batch_first=True).double()
     with torch.no_grad():
-        other.weight_ih_l0.copy_(mine.W.weight)
-        other.weight_hh_l0.copy_(mine.U.weight)
-        other.bias_ih_l0.copy_(mine.W.bias)
-        other.bias_hh_l0.zero_()
+        w_ih, w_hh, b_ih, b_hh = other.parameters()
+        w_ih.copy_(mine.W.weight)
+        w_hh.copy_(mine.U.weight)
+        b_ih.copy_(mine.W.bias)
+        b_hh.zero_()
     x, state = normal(2, n, 4, seed=seed), normal(2, 4, seed=seed + 1)
     y, z = mine(x, state), other(x, state.unsqueeze(0))[0]
-    theirs = [x, state, other.weight_ih_l0, other.bias_ih_l0, other.weight_hh_l0]
+    theirs = [x, state, w_ih, b_ih, w_hh]
     ours = [x, state, mine.W.weight, mine.W.bias, mine.U.weight]
     assert_equal([y, *slopes(y, ours)], [z, *slopes(z, theirs)])
     assert_equal([mine(x)], [other(x)[0]])
@@ -162,10 +176,12 @@ def test_recurrent_layer_equals_pytorchs(seed, n):
 
 @settings(max_examples=30)
 @given(seeds, st.integers(1, 9), odd, st.integers(1, 4), st.booleans())
-def test_convolution_is_a_sum_over_places(seed, n, k, dilation, causal):
+def test_convolution_is_a_sum_over_places(
+    seed: int, n: int, k: int, dilation: int, causal: bool
+) -> None:
     torch.manual_seed(seed)
     layer, x = Convolution(3, k, dilation, causal=causal).double(), normal(2, n, 3, seed=seed)
-    y = layer.conv.bias.expand(2, n, 3).clone()
+    y = layer.get_parameter("conv.bias").expand(2, n, 3).clone()
     for i, tap in itertools.product(range(n), range(k)):
         j = i + dilation * (tap - (k - 1 if causal else k // 2))
         if 0 <= j < n:
@@ -173,7 +189,7 @@ def test_convolution_is_a_sum_over_places(seed, n, k, dilation, causal):
     torch.testing.assert_close(layer(x), y, rtol=0, atol=1e-11)
 
 
-def test_separable_convolution_is_a_convolution_of_products():
+def test_separable_convolution_is_a_convolution_of_products() -> None:
     torch.manual_seed(0)
     layer, x = SeparableConvolution(4, 5).double(), normal(2, 9, 4)
     whole = layer.across.weight.unsqueeze(-1) * layer.along.weight.squeeze(1)  # (d, d, k)
@@ -182,9 +198,9 @@ def test_separable_convolution_is_a_convolution_of_products():
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-11)
 
 
-def test_no_middle_no_layer():
+def test_no_middle_no_layer() -> None:
     x = normal(1, 4, 2)
-    makers = [
+    makers: list[Callable[[], object]] = [
         lambda: Convolution(4, 2),
         lambda: SeparableConvolution(4, 4),
         lambda: RestrictedSelfAttention(4, 6),
@@ -202,9 +218,9 @@ def test_no_middle_no_layer():
 # --- work ------------------------------------------------------------------------
 
 
-def test_operations_of_known_products():
+def test_operations_of_known_products() -> None:
     class Two(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return (x @ x.transpose(1, 2)).softmax(-1) @ x
 
     x = torch.randn(3, 5, 7)
@@ -215,57 +231,28 @@ def test_operations_of_known_products():
     assert depthwise == {"kernels": 2 * 3 * 5 * 7 * 3, "projections": 2 * 3 * 5 * 7 * 7}
 
 
-def test_operations_need_no_numbers():
+def test_operations_need_no_numbers() -> None:
     for make in (SelfAttention, RecurrentLayer):
         with torch.device("meta"):
             without = operations(make(8), torch.empty(2, 6, 8))
         assert without == operations(make(8), torch.randn(2, 6, 8))
 
 
-def test_fused_kernel_of_a_cpu_is_not_counted():
+def test_fused_kernel_of_a_cpu_is_not_counted() -> None:
     x = torch.randn(1, 6, 4)
 
     class Fused(nn.Module):
-        def forward(self, x):
-            return F.scaled_dot_product_attention(*3 * [x.unsqueeze(1)])
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))
 
     assert "pairs" not in operations(Fused(), x)  # why the chapter runs the plain form
     assert operations(SelfAttention(4), x)["pairs"] == 4 * 6 * 6 * 4
 
 
-@settings(max_examples=30)
-@given(st.floats(-3, 3), st.floats(-3, 3), st.floats(0.1, 100))
-def test_exponents_are_found(a, b, factor):
-    sizes = [{"n": n, "d": d} for n in (2, 5, 11) for d in (3, 4, 20)]
-    found, error = fit_exponents(sizes, [factor * s["n"] ** a * s["d"] ** b for s in sizes])
-    assert found == pytest.approx({"n": a, "d": b}, abs=1e-9)
-    assert error < 1e-9
-
-
-def test_sum_of_powers_leaves_an_error():
-    sizes = [{"n": n} for n in (1, 10, 100)]
-    found, error = fit_exponents(sizes, [s["n"] + s["n"] ** 2 for s in sizes])
-    assert 1 < found["n"] < 2
-    assert error > 0.1
-
-
-def test_exponents_need_different_sizes():
-    with pytest.raises(ValueError, match="n, d apart"):
-        fit_exponents([{"n": n, "d": 2 * n} for n in (1, 2, 3)], [1, 2, 3])
-
-
-def test_saved_bytes():
-    x = torch.randn(10, 4, requires_grad=True)
-    assert saved_bytes(torch.exp, x) == 10 * 4 * 4  # its result
-    assert saved_bytes(lambda x: x + 1, x) == 0
-    assert saved_bytes(nn.Linear(4, 4), x) == 10 * 4 * 4  # its input, not its weights
-    assert saved_bytes(lambda x: x * x.view(4, 10).view(10, 4), x) == 10 * 4 * 4  # one memory
-
-
 # --- steps and paths ---------------------------------------------------------------
 
 
-def test_steps_of_graphs_made_by_hand():
+def test_steps_of_graphs_made_by_hand() -> None:
     x, w = normal(1, 2, 3), normal(3, 3)
     assert dependent_steps(x) == 0
     assert dependent_steps(x.tanh() + 1) == 0
@@ -277,11 +264,11 @@ def test_steps_of_graphs_made_by_hand():
     assert dependent_steps(F.scaled_dot_product_attention(heads, heads, heads)) == 2
 
 
-def test_long_chains_need_no_recursion():
+def test_long_chains_need_no_recursion() -> None:
     assert dependent_steps(RecurrentLayer(2)(torch.randn(1, 3000, 2))) == 3000
 
 
-def test_many_ways_are_walked_once():
+def test_many_ways_are_walked_once() -> None:
     x, w = normal(1, 3), normal(3, 3)
     for _ in range(60):  # 2 ** 60 ways
         x = x @ w + x @ w.T
@@ -301,7 +288,7 @@ def test_many_ways_are_walked_once():
         lambda: nn.Sequential(RestrictedSelfAttention(4, 3), Convolution(4, 3), nn.LayerNorm(4)),
     ],
 )
-def test_connected_agrees_with_disturbing_each_input(make):
+def test_connected_agrees_with_disturbing_each_input(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     layer, x = make().double(), normal(9, 4).detach()
     y = layer(x.unsqueeze(0))[0]
@@ -314,7 +301,7 @@ def test_connected_agrees_with_disturbing_each_input(make):
 
 @settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 4).map(lambda i: 2 * i + 1), st.booleans())
-def test_stacks_connect_as_soon_as_counted(n, k, causal):
+def test_stacks_connect_as_soon_as_counted(n: int, k: int, causal: bool) -> None:
     x = normal(n, 2)
     contiguous = layers_to_connect(
         lambda depth: nn.Sequential(*(Convolution(2, k, causal=causal) for _ in range(depth))), x
@@ -325,10 +312,10 @@ def test_stacks_connect_as_soon_as_counted(n, k, causal):
     assert dilated == next(L for L in range(1, 50) if base**L >= n)
 
 
-def test_fast_growing_dilations_leave_gaps():
+def test_fast_growing_dilations_leave_gaps() -> None:
     """Centred kernels with powers of k: some pairs at the edges are never connected."""
 
-    def fast(depth):
+    def fast(depth: int) -> nn.Sequential:
         return nn.Sequential(*(Convolution(2, 3, 3**i) for i in range(depth)))
 
     with pytest.raises(ValueError, match="6 layers do not connect 6 positions"):
@@ -337,7 +324,7 @@ def test_fast_growing_dilations_leave_gaps():
         assert connected(DilatedStack(2, 3, layers=5).double(), normal(n, 2)).all()
 
 
-def test_what_looks_at_itself_connects_nothing():
+def test_what_looks_at_itself_connects_nothing() -> None:
     with pytest.raises(ValueError, match="5 layers do not connect 5 positions"):
         layers_to_connect(lambda depth: nn.Sequential(*[nn.Linear(2, 2)] * depth), normal(5, 2))
 
@@ -345,16 +332,15 @@ def test_what_looks_at_itself_connects_nothing():
 # --- a whole model ---------------------------------------------------------------
 
 
-def counted(config, vocab, pairs, source, target):
+def counted(config: ModelConfig, vocab: int, pairs: int, source: int, target: int) -> int:
     """The operations that PyTorch sees in a forward and a backward pass."""
     model = build_model(vocab, vocab, config)
-    for part in model.modules():
-        part.keep_weights = True  # the counter knows plain products on every device
     src, tgt = torch.ones(pairs, source).long(), torch.ones(pairs, target).long()
     seen, causal = torch.ones(1, 1, source).bool(), torch.ones(1, target, target).bool().tril()
     with FlopCounterMode(display=False) as counter:
         model.generator(model(src, tgt, seen, causal)).sum().backward()
-    return counter.get_total_flops()
+    flops: int = counter.get_total_flops()
+    return flops
 
 
 SIZES = {
@@ -363,13 +349,15 @@ SIZES = {
 }  # fmt: skip
 
 
-def config_of(layers, h, d_k, d_v, d_ff):
+def config_of(layers: int, h: int, d_k: int, d_v: int, d_ff: int) -> ModelConfig:
     return ModelConfig(N=layers, d_model=6, d_ff=d_ff, h=h, d_k=d_k, d_v=d_v, max_len=8)
 
 
 @settings(max_examples=12)
 @given(pairs=st.integers(1, 3), source=st.integers(1, 6), target=st.integers(1, 6), **SIZES)
-def test_a_step_costs_what_pytorch_counts(pairs, source, target, vocab, **sizes):
+def test_a_step_costs_what_pytorch_counts(
+    pairs: int, source: int, target: int, vocab: int, **sizes: int
+) -> None:
     config = config_of(**sizes)
     expected = counted(config, vocab, pairs, source, target)
     assert training_flops(config, vocab, [source] * pairs, [target] * pairs) == expected
@@ -379,14 +367,16 @@ def test_a_step_costs_what_pytorch_counts(pairs, source, target, vocab, **sizes)
 @given(
     pairs=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=4), **SIZES
 )
-def test_a_batch_costs_what_its_sentences_cost_one_by_one(pairs, vocab, **sizes):
+def test_a_batch_costs_what_its_sentences_cost_one_by_one(
+    pairs: list[tuple[int, int]], vocab: int, **sizes: int
+) -> None:
     config = config_of(**sizes)
     expected = sum(counted(config, vocab, 1, *pair) for pair in pairs)
     sources, targets = zip(*pairs, strict=True)
     assert training_flops(config, vocab, sources, targets) == expected
 
 
-def test_padding_costs_nothing():
+def test_padding_costs_nothing() -> None:
     batch = make_batch([[5] * 3, [5] * 9], [[6] * 8, [6] * 2])
     keeps = batch.src_mask[:, 0], batch.tgt_y != batch.pad
     sides = [side.sum(dim=1).tolist() for side in keeps]
@@ -399,7 +389,7 @@ def test_padding_costs_nothing():
         training_flops(config, 20, [1, 2], [3])
 
 
-def test_operations_stay_whole_numbers():
+def test_operations_stay_whole_numbers() -> None:
     work = training_flops(base, 37_000, [1000] * 25, [1001] * 25)
     assert isinstance(work, int)
     assert work == 25 * training_flops(base, 37_000, [1000], [1001])

@@ -4,19 +4,20 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 
 seeds = st.integers(0, 2**31)
 
 
-def normal(*shape):
+def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64).requires_grad_()
 
 
 @settings(max_examples=30)
 @given(seeds, st.lists(st.integers(1, 4), max_size=3))
-def test_feed_forward_is_two_convolutions(seed, shape):
+def test_feed_forward_is_two_convolutions(seed: int, shape: list[int]) -> None:
     torch.manual_seed(seed)
     ffn = PositionwiseFeedForward(6, 10, 0.0).double()
     x = normal(*shape, 6)
@@ -32,7 +33,7 @@ def test_feed_forward_is_two_convolutions(seed, shape):
         torch.testing.assert_close(one, other)
 
 
-def test_feed_forward_drops_hidden_units_in_training_only():
+def test_feed_forward_drops_hidden_units_in_training_only() -> None:
     ffn, x = PositionwiseFeedForward(6, 400, 0.5), torch.randn(3, 6)
     seen = []
     ffn.w_2.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

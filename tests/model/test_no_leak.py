@@ -4,11 +4,15 @@ Each test changes what must not be seen and compares outputs bit by bit where th
 the same one, and to 1e-12 where its order may change. Gradients say the same from the other side.
 """
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from annotated_transformer.model.architecture import EncoderDecoder, Norm
 from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
 from annotated_transformer.model.transformer import make_model
 
@@ -22,19 +26,21 @@ lengths = st.lists(
 )  # of source and target
 
 
-def make(norm, seed):
+def make(norm: Norm, seed: int) -> EncoderDecoder:
     torch.manual_seed(seed)
     return make_model(V, V, N=2, d_model=16, d_ff=24, h=4, dropout=0.3, norm=norm).double()
 
 
-def keeps(lengths):
+def keeps(lengths: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
     return tuple(
         torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
         for sizes in zip(*lengths, strict=True)
     )
 
 
-def run(mode, model, src, tgt, src_keep, tgt_keep):
+def run(
+    mode: str, model: EncoderDecoder, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor
+) -> Tensor:
     """Return the output ``(batch, n, d_model)``, zero at padding; dropout is the same each time."""
     model.train(mode == "train")
     torch.manual_seed(5)
@@ -52,7 +58,9 @@ def run(mode, model, src, tgt, src_keep, tgt_keep):
 @modes
 @settings(max_examples=12)
 @given(seeds, lengths, orders, st.data())
-def test_the_future_is_not_seen(mode, seed, lengths, norm, data):
+def test_the_future_is_not_seen(
+    mode: str, seed: int, lengths: list[tuple[int, int]], norm: Norm, data: st.DataObject
+) -> None:
     model, (src_keep, tgt_keep) = make(norm, seed), keeps(lengths)
     src, tgt = torch.randint(1, V, src_keep.shape), torch.randint(1, V, tgt_keep.shape)
     sentence = data.draw(st.integers(0, len(lengths) - 1), label="sentence")
@@ -70,7 +78,9 @@ def test_the_future_is_not_seen(mode, seed, lengths, norm, data):
 @modes
 @settings(max_examples=12)
 @given(seeds, lengths, orders)
-def test_padding_is_not_seen(mode, seed, lengths, norm):
+def test_padding_is_not_seen(
+    mode: str, seed: int, lengths: list[tuple[int, int]], norm: Norm
+) -> None:
     model, (src_keep, tgt_keep) = make(norm, seed), keeps(lengths)
     src, tgt = torch.randint(1, V, src_keep.shape), torch.randint(1, V, tgt_keep.shape)
     garbage = [
@@ -78,14 +88,16 @@ def test_padding_is_not_seen(mode, seed, lengths, norm):
     ]
     with torch.no_grad():
         before = run(mode, model, src, tgt, src_keep, tgt_keep)
-        after = run(mode, model, *garbage, src_keep, tgt_keep)
+        after = run(mode, model, garbage[0], garbage[1], src_keep, tgt_keep)
     torch.testing.assert_close(before, after, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
 @settings(max_examples=10)
 @given(seeds, lengths, orders, st.integers(1, 3))
-def test_more_padding_changes_nothing(mode, seed, lengths, norm, extra):
+def test_more_padding_changes_nothing(
+    mode: str, seed: int, lengths: list[tuple[int, int]], norm: Norm, extra: int
+) -> None:
     model, (src_keep, tgt_keep) = make(norm, seed), keeps(lengths)
     src, tgt = torch.randint(1, V, src_keep.shape), torch.randint(1, V, tgt_keep.shape)
     batch = (src, tgt, src_keep, tgt_keep)
@@ -98,7 +110,9 @@ def test_more_padding_changes_nothing(mode, seed, lengths, norm, extra):
 @pytest.mark.parametrize("training", [True, False])
 @settings(max_examples=10)
 @given(seeds, lengths, orders, st.data())
-def test_no_gradient_flows_to_the_future_or_to_padding(training, seed, lengths, norm, data):
+def test_no_gradient_flows_to_the_future_or_to_padding(
+    training: bool, seed: int, lengths: list[tuple[int, int]], norm: Norm, data: st.DataObject
+) -> None:
     model, (src_keep, tgt_keep) = make(norm, seed).train(training), keeps(lengths)
     sentence = data.draw(st.integers(0, len(lengths) - 1), label="sentence")
     place = data.draw(st.integers(0, lengths[sentence][1] - 1), label="place")
@@ -118,7 +132,7 @@ def test_no_gradient_flows_to_the_future_or_to_padding(training, seed, lengths, 
     assert torch.equal(to_target.abs().sum(-1) > 0, seen_target)
 
 
-def test_these_checks_notice_a_leak():
+def test_these_checks_notice_a_leak() -> None:
     model, (src_keep, tgt_keep) = make("post", 0), keeps([(4, 4), (2, 3)])
     src, tgt = torch.randint(1, V, src_keep.shape), torch.randint(1, V, tgt_keep.shape)
     changed = tgt.clone()

@@ -3,10 +3,14 @@
 import contextlib
 import functools
 import html
+import itertools
 import json
 import math
 import re
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
+import altair as alt
 import numpy as np
 import pytest
 import torch
@@ -14,65 +18,74 @@ import vl_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.collections import QuadMesh
+from torch import Tensor, nn
 
 from annotated_transformer.data.grammar import Coreference, Pair, grammar_pairs
 from annotated_transformer.data.verbs import SEPARABLE, verb_of_prefix
 from annotated_transformer.fast.decoding import keep_decoder_weights, start_steps
+from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import BOS, EOS
-from annotated_transformer.results import attention_maps
 from annotated_transformer.results.attention_maps import (
-    BEHAVIOURS,
-    NOUNS,
+    PLACES,
+    Links,
     Maps,
-    alignment_error_rate,
-    antecedents,
-    article_nouns,
-    articles,
+    Part,
     as_table,
     at_distances,
     attention_weights,
-    back,
-    brackets,
     chance,
-    distant_verbs,
     hits,
     live_heads,
     look,
-    nearest_nouns,
     overview,
-    pronouns,
-    silenced,
     stacked,
-    translations,
-    verb_links,
 )
-from annotated_transformer.training.batches import make_batch
-from annotated_transformer.translation.tokenizers import BPETokenizer
+from annotated_transformer.training.batches import Batch, make_batch
+from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer
+from benchmarks import attention
+from benchmarks.chapters import definitions
+from tests.parts import part_of
+
+PAGE = definitions("results/attention_maps", {"NOUNS", "ARTICLES", "BEHAVIOURS"})
+NOUNS, BEHAVIOURS = PAGE["NOUNS"], PAGE["BEHAVIOURS"]
+antecedents, pronouns, nearest_nouns, articles, article_nouns, translations, brackets, back = map(
+    PAGE.__getitem__,
+    ("antecedents", "pronouns", "nearest_nouns", "articles", "article_nouns", "translations",
+     "brackets", "back"),
+)  # fmt: skip
+alignment_error_rate, silenced, verb_links = map(
+    PAGE.__getitem__, ("alignment_error_rate", "silenced", "verb_links")
+)
 
 SOURCES, TARGETS = [[4, 5, 6, 7], [8, 9]], [[6, 5], [9, 8, 7]]
 
 
-def a_model(dropout=0.0, seed=0):
+def a_model(dropout: float = 0.0, seed: int = 0) -> EncoderDecoder:
     torch.manual_seed(seed)
     return make_model(11, 11, N=2, d_model=16, d_ff=32, h=4, dropout=dropout).double()
 
 
-def run(model, batch):
-    return model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+def run(model: EncoderDecoder, batch: Batch) -> Tensor:
+    y: Tensor = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+    return y
 
 
 # Capturing
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_weights_are_those_of_the_library(seed):
+def test_weights_are_those_of_the_library(seed: int) -> None:
     torch.manual_seed(seed)
     ours = MultiHeadedAttention(3, 12, 0.0).double()
     theirs = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
-    theirs.in_proj_weight.data = torch.cat([part.weight for part in ours.linears[:3]])
-    theirs.in_proj_bias.data = torch.cat([part.bias for part in ours.linears[:3]])
+    theirs.in_proj_weight.data = torch.cat(
+        [ours.get_parameter(f"linears.{i}.weight") for i in range(3)]
+    )
+    theirs.in_proj_bias.data = torch.cat(
+        [ours.get_parameter(f"linears.{i}.bias") for i in range(3)]
+    )
     query, key = torch.randn(2, 4, 12).double(), torch.randn(2, 5, 12).double()
     mask = torch.rand(2, 4, 5) < 0.7
     mask[..., 0] = True
@@ -84,7 +97,7 @@ def test_weights_are_those_of_the_library(seed):
     assert not weights[""].requires_grad
 
 
-def test_weights_of_an_earlier_call_stay():
+def test_weights_of_an_earlier_call_stay() -> None:
     model = a_model()
     run(model, make_batch(SOURCES, TARGETS))
     before = attention_weights(model)
@@ -93,7 +106,7 @@ def test_weights_of_an_earlier_call_stay():
     assert stacked(attention_weights(model), "cross").size(0) == 1
 
 
-def test_a_part_may_be_read_alone():
+def test_a_part_may_be_read_alone() -> None:
     model, batch = a_model(), make_batch(SOURCES, TARGETS)
     model.encode(batch.src, batch.src_mask)
     assert sorted(attention_weights(model.encoder)) == ["layers.0.self_attn", "layers.1.self_attn"]
@@ -103,7 +116,7 @@ def test_a_part_may_be_read_alone():
         stacked(weights, "cross")
 
 
-def test_a_model_without_weights_is_refused():
+def test_a_model_without_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear has no MultiHeadedAttention"):
         attention_weights(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="EncoderDecoder was not called yet"):
@@ -116,19 +129,20 @@ def test_a_model_without_weights_is_refused():
 class Letters:
     """A tokenizer: a letter is a token."""
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         return [4 + ord(letter) - ord("a") for letter in text]
 
-    def tokens(self, ids):
+    def tokens(self, ids: Sequence[int]) -> list[str]:
         return [{BOS: "<s>", EOS: "</s>"}.get(i) or chr(i - 4 + ord("a")) for i in ids]
 
 
+LETTERS = cast("tuple[Tokenizer, Tokenizer]", (Letters(), Letters()))  # with all that is asked
 TEXTS = [("abc", "da"), ("b", "gfed"), ("cd", "a")]
 
 
-def test_look_labels_and_crops():
+def test_look_labels_and_crops() -> None:
     model = a_model().train()
-    seen = look(model, (Letters(), Letters()), TEXTS, size=2)
+    seen = look(model, LETTERS, TEXTS, size=2)
     assert model.training
     assert len(seen) == 3
     assert seen[1].source == ("b", "</s>")
@@ -143,7 +157,7 @@ def test_look_labels_and_crops():
             assert torch.allclose(weights.sum(-1), torch.ones(2, 4, len(queries)).double())
 
 
-def test_look_takes_sub_words():
+def test_look_takes_sub_words() -> None:
     lines = ["the dog sees the dogs", "der Hund sieht die Hunde"] * 3
     shared = BPETokenizer.train(lines, 280)
     model = make_model(280, 280, N=1, d_model=8, d_ff=8, h=2)
@@ -154,19 +168,19 @@ def test_look_takes_sub_words():
     overview(maps.weights["cross"], *maps.labels("cross"))
 
 
-def test_neighbours_in_the_batch_do_not_matter():
+def test_neighbours_in_the_batch_do_not_matter() -> None:
     model = a_model().eval()
-    together = look(model, (Letters(), Letters()), TEXTS)
+    together = look(model, LETTERS, TEXTS)
     for text, maps in zip(TEXTS, together, strict=True):
-        (alone,) = look(model, (Letters(), Letters()), [text])
+        (alone,) = look(model, LETTERS, [text])
         for part, weights in alone.weights.items():
             assert torch.allclose(weights, maps.weights[part], atol=1e-12)
 
 
-def test_mode_is_kept_when_reading_fails():
+def test_mode_is_kept_when_reading_fails() -> None:
     model = a_model().train()
     with pytest.raises(IndexError):
-        look(model, (Letters(), Letters()), [("z", "z")])  # no such embedding
+        look(model, LETTERS, [("z", "z")])  # no such embedding
     assert model.training
 
 
@@ -176,7 +190,7 @@ QUERIES, KEYS = ["<s>", "der", "Hund"], ["the", "dog", ".", "</s>"]
 HAND = torch.arange(2 * 2 * 3 * 4).view(2, 2, 3, 4) / 48
 
 
-def test_overview_shows_every_head_at_its_place():
+def test_overview_shows_every_head_at_its_place() -> None:
     figure = overview(HAND, QUERIES, KEYS)
     axes = np.array(figure.axes).reshape(2, 2)
     for layer in range(2):
@@ -195,7 +209,7 @@ def test_overview_shows_every_head_at_its_place():
     assert (figure.get_supylabel(), figure.get_supxlabel()) == ("query", "key")
 
 
-def live_values(chart):
+def live_values(chart: alt.Chart) -> dict[tuple[int, int], float]:
     """What the still picture of a chart says of its cells, for whoever cannot see it."""
     svg = vl_convert.vegalite_to_svg(chart.to_dict())
     told = re.findall(
@@ -207,7 +221,7 @@ def live_values(chart):
 
 
 @pytest.mark.parametrize("first", [(0, 0), (1, 0), (0, 1)])
-def test_live_heads_show_the_head_that_is_chosen(first):
+def test_live_heads_show_the_head_that_is_chosen(first: tuple[int, int]) -> None:
     chart = live_heads(HAND, QUERIES, KEYS, first=first)
     spec = chart.to_dict()
     # A click in a menu sets these two; the picture that is drawn for them is read below.
@@ -220,10 +234,10 @@ def test_live_heads_show_the_head_that_is_chosen(first):
     shown = live_values(chart)
     assert len(shown) == 12
     for (i, j), weight in shown.items():
-        assert math.isclose(weight, HAND[(*first, i, j)], abs_tol=1e-4)
+        assert math.isclose(weight, HAND[first[0], first[1], i, j], abs_tol=1e-4)
 
 
-def test_live_heads_are_labelled():
+def test_live_heads_are_labelled() -> None:
     spec = live_heads(HAND, QUERIES, KEYS, title="cross").to_dict()
     names = {
         axis: json.loads(spec["encoding"][axis]["axis"]["labelExpr"].rpartition("[datum")[0])
@@ -244,7 +258,7 @@ def test_live_heads_are_labelled():
 
 @pytest.mark.parametrize("draw", [overview, live_heads])
 @pytest.mark.parametrize("wrong", [HAND.transpose(2, 3), HAND[0], HAND[..., 1:]])
-def test_weights_must_fit_their_labels(draw, wrong):
+def test_weights_must_fit_their_labels(draw: Callable[..., Any], wrong: Tensor) -> None:
     with pytest.raises(ValueError, match="3 queries, 4 keys"):
         draw(wrong, QUERIES, KEYS)
 
@@ -252,8 +266,11 @@ def test_weights_must_fit_their_labels(draw, wrong):
 # Counting, against a slow count
 
 
+Example = tuple[list[Tensor], list[Links]]
+
+
 @st.composite
-def sentences(draw):
+def sentences(draw: st.DrawFn) -> Example:
     seed = draw(st.integers(0, 10_000))
     chance_ = torch.Generator().manual_seed(seed)
     maps, links = [], []
@@ -266,13 +283,13 @@ def sentences(draw):
     return maps, links
 
 
-def slow_best(row):
+def slow_best(row: Sequence[float]) -> int:
     return max(range(len(row)), key=lambda j: row[j])
 
 
 @settings(max_examples=40)
 @given(sentences())
-def test_hits_against_a_slow_count(example):
+def test_hits_against_a_slow_count(example: Example) -> None:
     maps, links = example
     found = hits(maps, links)
     for layer in range(2):
@@ -287,7 +304,7 @@ def test_hits_against_a_slow_count(example):
 
 @settings(max_examples=40)
 @given(sentences())
-def test_alignment_error_against_a_slow_count(example):
+def test_alignment_error_against_a_slow_count(example: Example) -> None:
     maps, links = example
     found = alignment_error_rate(maps, links)
     for layer in range(2):
@@ -303,12 +320,12 @@ def test_alignment_error_against_a_slow_count(example):
 
 @settings(max_examples=20)
 @given(sentences(), st.sampled_from(["encoder", "decoder"]))
-def test_chance_is_the_mean_of_blind_heads(example, part):
+def test_chance_is_the_mean_of_blind_heads(example: Example, part: Part) -> None:
     maps, links = example
     if part == "decoder":  # a link to the future could not be hit
         links = [frozenset((max(i, j), min(i, j)) for i, j in linked) for linked in links]
         maps = [torch.zeros(1, 1, 7, 7) for _ in maps]
-    total = asked = 0
+    total, asked = 0.0, 0
     for weights, linked in zip(maps, links, strict=True):
         for row in {i for i, _ in linked}:
             keys = range(row + 1 if part == "decoder" else weights.size(3))
@@ -317,14 +334,14 @@ def test_chance_is_the_mean_of_blind_heads(example, part):
     assert math.isclose(chance(maps, links, part), total / asked, abs_tol=1e-9)
 
 
-def test_distances_are_kept_inside():
+def test_distances_are_kept_inside() -> None:
     maps = at_distances(3, 4, [-1, 0, 2])
     assert maps.shape == (1, 3, 3, 4)
     assert maps.argmax(-1)[0].tolist() == [[1, 2, 3], [0, 1, 2], [0, 0, 0]]
     assert (maps.sum(-1) == 1).all()
 
 
-def test_links_must_lie_inside():
+def test_links_must_lie_inside() -> None:
     with pytest.raises(ValueError, match=r"link \(1, 4\) lies outside a map of 5 rows, 3 columns"):
         as_table(frozenset({(1, 4)}), 5, 3)
     with pytest.raises(ValueError, match="outside"):
@@ -352,12 +369,12 @@ PAIR = Pair(
 
 
 @functools.cache
-def sample():
+def sample() -> list[Pair]:
     """Pairs of the grammar, written once."""
     return grammar_pairs("val", 200)
 
 
-def words(pair, part, links):
+def words(pair: Pair, part: Part, links: Links) -> set[tuple[str, str, str]]:
     """Say links in words: what the row reads, what it chooses, what it should look at."""
     reads = {"encoder": [*pair.english, "</s>"], "decoder": ["<s>", *pair.german]}
     reads["cross"] = reads["decoder"]
@@ -366,7 +383,7 @@ def words(pair, part, links):
     return {(reads[part][i], chosen[i], keys[part][j]) for i, j in links}
 
 
-def test_links_by_hand():
+def test_links_by_hand() -> None:
     assert words(PAIR, "encoder", antecedents(PAIR)) == {("it", "it", "table")}
     assert words(PAIR, "cross", pronouns(PAIR)) == {("weil", "er", "table")}
     assert words(PAIR, "cross", nearest_nouns(PAIR)) == {("weil", "er", "table")}
@@ -390,7 +407,7 @@ def test_links_by_hand():
     assert len(following) == 11
 
 
-def test_links_of_the_grammar():
+def test_links_of_the_grammar() -> None:
     pairs = sample()
     assert sum(len(pronouns(pair)) for pair in pairs) > 20
     for pair in pairs:
@@ -413,7 +430,9 @@ def test_links_of_the_grammar():
 # Heads that were planted are found, and mistakes make them disappear
 
 
-def plant(pairs, part, links, seed=0):
+def plant(
+    pairs: Sequence[Pair], part: Part, links: Callable[[Pair], Links], seed: int = 0
+) -> list[Tensor]:
     """Maps of random weights in which head (1, 2) looks where it should."""
     chance_ = torch.Generator().manual_seed(seed)
     maps = []
@@ -428,7 +447,7 @@ def plant(pairs, part, links, seed=0):
 
 
 @pytest.mark.parametrize(("part", "name"), list(BEHAVIOURS))
-def test_planted_heads_are_found(part, name):
+def test_planted_heads_are_found(part: Part, name: str) -> None:
     links = BEHAVIOURS[part, name]
     pairs = [pair for pair in sample() if links(pair)]
     gold = [links(pair) for pair in pairs]
@@ -447,7 +466,7 @@ def test_planted_heads_are_found(part, name):
         assert hits(wrong, [gold[k] for k in square])[1, 2] < 0.9
 
 
-def test_planted_alignment_is_found():
+def test_planted_alignment_is_found() -> None:
     pairs = sample()
     gold = [translations(pair) for pair in pairs]
     maps = plant(pairs, "cross", translations)
@@ -463,47 +482,52 @@ def test_planted_alignment_is_found():
 # Taking a head out
 
 
-def test_silenced_head_adds_nothing():
+def test_silenced_head_adds_nothing() -> None:
     torch.manual_seed(0)
     layer = MultiHeadedAttention(3, 12, 0.0, d_v=5).double()
     x = torch.randn(2, 4, 12).double()
     before = layer(x, x, x)
-    heads = [part(x).unflatten(-1, (3, -1)).transpose(1, 2) for part in layer.linears[:3]]
+    heads = [
+        linear(x).unflatten(-1, (3, -1)).transpose(1, 2)
+        for linear in itertools.islice(layer.linears, 3)
+    ]
+    last = layer.get_parameter("linears.3.weight")
     weights = (heads[0] @ heads[1].transpose(2, 3) / layer.d_k**0.5).softmax(-1)
     for head in range(3):
-        part = (weights @ heads[2])[:, head] @ layer.linears[-1].weight[
-            :, 5 * head : 5 * head + 5
-        ].T
+        share = (weights @ heads[2])[:, head] @ last[:, 5 * head : 5 * head + 5].T
         with silenced(layer, head):
-            assert torch.allclose(layer(x, x, x), before - part, atol=1e-12)
+            assert torch.allclose(layer(x, x, x), before - share, atol=1e-12)
     with silenced(layer, 0), silenced(layer, 1), silenced(layer, 2):
-        assert torch.allclose(layer(x, x, x), layer.linears[-1].bias.expand(2, 4, 12))
+        assert torch.allclose(
+            layer(x, x, x), layer.get_parameter("linears.3.bias").expand(2, 4, 12)
+        )
     assert torch.equal(layer(x, x, x), before)
 
 
-def test_silenced_head_comes_back():
+def test_silenced_head_comes_back() -> None:
     layer = MultiHeadedAttention(2, 4)
-    weight = layer.linears[-1].weight.clone()
+    last = layer.get_parameter("linears.3.weight")
+    weight = last.clone()
     with contextlib.suppress(ZeroDivisionError), silenced(layer, 1):
-        assert not torch.equal(layer.linears[-1].weight, weight)
+        assert not torch.equal(last, weight)
         raise ZeroDivisionError
-    assert torch.equal(layer.linears[-1].weight, weight)
+    assert torch.equal(last, weight)
     for wrong in (-1, 2):
         with pytest.raises(IndexError, match=f"head {wrong} of 2"), silenced(layer, wrong):
             pass
 
 
-def first_logits(model, batch):
+def first_logits(model: EncoderDecoder, batch: Batch) -> Tensor:
     return start_steps(model, batch.src, batch.src_mask)(torch.full((len(batch.src),), BOS))
 
 
-def test_decoding_notices_a_silenced_head():
+def test_decoding_notices_a_silenced_head() -> None:
     model = a_model().float().eval()
     src = make_batch(SOURCES, TARGETS)
-    layer = model.decoder.layers[1].src_attn
+    layer = part_of(model, "decoder.layers.1.src_attn", MultiHeadedAttention)
     with keep_decoder_weights(model), torch.no_grad():
         plain = first_logits(model, src)
-        layer.linears[-1].weight.mul_(50)  # so that the head matters
+        layer.get_parameter("linears.3.weight").mul_(50)  # so that the head matters
         loud = first_logits(model, src)
         with silenced(layer, 0), silenced(layer, 1), silenced(layer, 2), silenced(layer, 3):
             still = first_logits(model, src)
@@ -513,8 +537,8 @@ def test_decoding_notices_a_silenced_head():
     assert plain.shape == loud.shape
 
 
-def test_behaviours_have_names_and_parts():
-    assert set(attention_maps.PLACES) == {part for part, _ in BEHAVIOURS}
+def test_behaviours_have_names_and_parts() -> None:
+    assert set(PLACES) == {part for part, _ in BEHAVIOURS}
 
 
 # Verbs in two parts, in real text
@@ -525,7 +549,9 @@ WORDS = st.lists(st.sampled_from(["Sie", "es", "immer", "gern", *VERBS[:9]]), ma
 
 
 @given(words=WORDS, prefix=st.sampled_from(PREFIXES), least=st.integers(1, 6))
-def test_the_verb_of_a_prefix_is_the_only_one_that_fits(words, prefix, least):
+def test_the_verb_of_a_prefix_is_the_only_one_that_fits(
+    words: list[str], prefix: str, least: int
+) -> None:
     fitting = [n for n, word in enumerate(words) if word in SEPARABLE[prefix]]
     found = verb_of_prefix([*words, prefix, "."], least)
     if len(fitting) == 1 and len(words) - fitting[0] >= least:
@@ -536,7 +562,7 @@ def test_the_verb_of_a_prefix_is_the_only_one_that_fits(words, prefix, least):
     assert verb_of_prefix([*words, "Haus", "."], least) is None
 
 
-def captions(count=12):
+def captions(count: int = 12) -> list[tuple[str, str, str]]:
     objects = ["die alten Bilder", "den großen Hund", "ein Buch über Käse", "das Öl im Glas"]
     verbs = [("schaut", "an"), ("führt", "vor"), ("nimmt", "ein")]
     every = [(f"Sie {v} heute {o} {p}.", v, p) for o in objects for v, p in verbs]
@@ -544,7 +570,7 @@ def captions(count=12):
 
 
 @pytest.mark.parametrize("size", [265, 300, 330])
-def test_links_of_pieces_spell_the_verb_and_come_before_the_prefix(size):
+def test_links_of_pieces_spell_the_verb_and_come_before_the_prefix(size: int) -> None:
     tokenizer = BPETokenizer.train([text for text, *_ in captions()], size)
     for text, verb, prefix in captions():
         ids = tokenizer.encode(text)
@@ -555,11 +581,11 @@ def test_links_of_pieces_spell_the_verb_and_come_before_the_prefix(size):
     assert not verb_links("Sie schaut an.", tokenizer)
 
 
-def test_a_planted_head_finds_the_verbs(monkeypatch):
+def test_a_planted_head_finds_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = BPETokenizer.train([text for text, *_ in captions()], 300)
     model, untrained = a_model(), a_model(seed=1)
 
-    def planted(of, tokenizers, pairs):
+    def planted(of: nn.Module, tokenizers: Any, pairs: Sequence[tuple[str, str]]) -> list[Maps]:
         maps = []
         for _, text in pairs:
             n = len(tokenizer.encode(text)) + 1
@@ -570,9 +596,9 @@ def test_a_planted_head_finds_the_verbs(monkeypatch):
             maps.append(Maps((), (), {"decoder": weights}))
         return maps
 
-    monkeypatch.setattr(attention_maps, "look", planted)
+    monkeypatch.setattr(attention, "look", planted)
     pairs = [("", text) for text, *_ in captions()]
-    found = distant_verbs(
+    found = attention.distant_verbs(
         model, untrained, (tokenizer, tokenizer), {"val": pairs[:6], "test": pairs[6:]}
     )
     assert found["head"] == (1, 2)
@@ -581,6 +607,6 @@ def test_a_planted_head_finds_the_verbs(monkeypatch):
     assert found["shares"]["untrained"] < 1
     assert 0 < found["shares"]["chance"] < 0.5
     with pytest.raises(ValueError, match="test: has no German verb"):
-        distant_verbs(
+        attention.distant_verbs(
             model, untrained, (tokenizer, tokenizer), {"val": pairs, "test": [("", "Nein.")]}
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from annotated_transformer.notation import BOS, EOS, PAD
+from annotated_transformer.notation import BOS, EOS, PAD, SpecialIds
 from annotated_transformer.training.batches import (
     Batch,
     _fill,
@@ -26,7 +28,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=8
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=7), max_size=5), st.integers(0, 99))
-def test_padding_keeps_every_sequence(sequences, pad):
+def test_padding_keeps_every_sequence(sequences: list[list[int]], pad: int) -> None:
     block = pad_sequences(sequences, pad)
     assert block.dtype == torch.long
     for row, sequence in zip(block.tolist(), sequences, strict=True):
@@ -39,7 +41,7 @@ def test_padding_keeps_every_sequence(sequences, pad):
 
 
 @given(PAIRS)
-def test_batch_asks_for_every_token_and_the_end(pairs):
+def test_batch_asks_for_every_token_and_the_end(pairs: list[tuple[list[int], list[int]]]) -> None:
     sources, targets = zip(*pairs, strict=True)
     batch = make_batch(sources, targets)
     assert batch.ntokens == sum(len(t) + 1 for t in targets)
@@ -52,7 +54,7 @@ def test_batch_asks_for_every_token_and_the_end(pairs):
 
 
 @given(PAIRS)
-def test_masks_by_the_definition(pairs):
+def test_masks_by_the_definition(pairs: list[tuple[list[int], list[int]]]) -> None:
     batch = make_batch(*zip(*pairs, strict=True))
     rows, n = batch.tgt.shape
     assert batch.src_mask.shape == (rows, 1, batch.src.size(1))
@@ -65,7 +67,7 @@ def test_masks_by_the_definition(pairs):
                 assert batch.tgt_mask[b, query, key].item() == allowed
 
 
-def test_article_style_arguments():
+def test_article_style_arguments() -> None:
     data = torch.randint(1, 11, (3, 10))
     batch = Batch(data, data, 0)
     assert batch.tgt.shape == batch.tgt_y.shape == (3, 9)
@@ -74,7 +76,7 @@ def test_article_style_arguments():
     assert not hasattr(only_source, "tgt")
 
 
-def test_another_number_for_padding():
+def test_another_number_for_padding() -> None:
     tokens = torch.tensor([[0, 5, 2, 2], [0, 7, 8, 1]])
     batch = Batch(tokens, tokens, pad=2)
     assert batch.ntokens == 1 + 3
@@ -85,7 +87,7 @@ TENSORS = ("src", "src_mask", "target", "tgt", "tgt_y", "tgt_mask")
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])
-def test_to_a_device(non_blocking):
+def test_to_a_device(non_blocking: bool) -> None:
     batch = make_batch([[5, 6], [7]], [[5], [6, 7]])
     moved = batch.to(torch.device("cpu"), non_blocking=non_blocking)
     for name in TENSORS:
@@ -93,7 +95,30 @@ def test_to_a_device(non_blocking):
     assert (moved.ntokens, moved.pad) == (batch.ntokens, batch.pad)
 
 
-def test_every_tensor_is_moved_and_nothing_is_counted_again():
+def test_what_goes_to_a_gpu_without_waiting_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, bool]] = []
+    gpu = torch.device("cuda", 0)
+
+    def pin(tensor: Tensor) -> Tensor:
+        done.append(("pin", True))
+        return tensor
+
+    def to(tensor: Tensor, device: torch.device, *, non_blocking: bool) -> Tensor:
+        assert device == gpu
+        done.append(("to", non_blocking))
+        return tensor
+
+    batch = make_batch([[5, 6], [7]], [[5], [6, 7]])
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr(Tensor, "to", to)
+    batch.to(gpu, non_blocking=True)
+    assert done == [("pin", True), ("to", True)] * len(TENSORS)
+    done.clear()
+    batch.to(gpu)
+    assert done == [("to", False)] * len(TENSORS)
+
+
+def test_every_tensor_is_moved_and_nothing_is_counted_again() -> None:
     batch = make_batch([[5, 6], [7]], [[5], [6, 7]])
     moved = batch.to(torch.device("meta"))  # where nothing can be counted
     for name in TENSORS:
@@ -103,7 +128,7 @@ def test_every_tensor_is_moved_and_nothing_is_counted_again():
     assert moved.ntokens == 2 + 3
 
 
-def test_a_batch_of_sources_alone():
+def test_a_batch_of_sources_alone() -> None:
     batch = Batch(torch.tensor([[5, 4]]), pad=4)
     moved = batch.to(torch.device("cpu"))
     assert not hasattr(moved, "tgt")
@@ -115,9 +140,11 @@ def listed(batches: list[torch.Tensor]) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
 
-def cut(order, lengths, budget):
+def cut(order: Iterable[int], lengths: list[tuple[int, int]], budget: int) -> list[list[int]]:
     """The rule, sentence by sentence: a batch ends where the next one would not fit."""
-    batches, batch, width = [], [], 0
+    batches: list[list[int]] = []
+    batch: list[int] = []
+    width = 0
     for i in order:
         width = max(width, *lengths[i])
         if batch and width * (len(batch) + 1) > budget:
@@ -128,7 +155,9 @@ def cut(order, lengths, budget):
 
 
 @given(LENGTHS, st.integers(60, 400), st.integers(1, 5), st.integers(0, 5), st.booleans())
-def test_the_budget_is_never_broken(lengths, budget, pool, seed, shuffle):
+def test_the_budget_is_never_broken(
+    lengths: list[tuple[int, int]], budget: int, pool: int, seed: int, shuffle: bool
+) -> None:
     batches = listed(token_batches(lengths, budget, pool=pool, seed=seed, shuffle=shuffle))
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
@@ -138,7 +167,7 @@ def test_the_budget_is_never_broken(lengths, budget, pool, seed, shuffle):
 
 
 @given(LENGTHS, st.integers(60, 200))
-def test_without_shuffling_from_short_to_long(lengths, budget):
+def test_without_shuffling_from_short_to_long(lengths: list[tuple[int, int]], budget: int) -> None:
     batches = listed(token_batches(lengths, budget, shuffle=False))
     order = [max(lengths[i]) for batch in batches for i in batch]
     assert order == sorted(order)
@@ -148,7 +177,7 @@ def test_without_shuffling_from_short_to_long(lengths, budget):
 
 
 @given(LENGTHS, st.integers(60, 400))
-def test_batches_are_those_of_the_rule(lengths, budget):
+def test_batches_are_those_of_the_rule(lengths: list[tuple[int, int]], budget: int) -> None:
     order = sorted(
         range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i][0] - lengths[i][1])
     )
@@ -159,7 +188,9 @@ def test_batches_are_those_of_the_rule(lengths, budget):
 
 
 @given(LENGTHS, st.integers(60, 100), st.integers(1, 3), st.integers(0, 5))
-def test_a_batch_is_a_part_of_a_sorted_pool(lengths, budget, pool, seed):
+def test_a_batch_is_a_part_of_a_sorted_pool(
+    lengths: list[tuple[int, int]], budget: int, pool: int, seed: int
+) -> None:
     """A batch is sorted, and not larger than a pool."""
     batches = listed(token_batches(lengths, budget, pool=pool, seed=seed))
     for batch in batches:
@@ -173,13 +204,13 @@ def test_a_batch_is_a_part_of_a_sorted_pool(lengths, budget, pool, seed):
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
-def test_lengths_may_be_a_tensor_of_any_integers(dtype):
+def test_lengths_may_be_a_tensor_of_any_integers(dtype: torch.dtype) -> None:
     lengths = torch.randint(2, 60, (500, 2), generator=torch.Generator().manual_seed(0))
     expected = listed(token_batches([tuple(pair) for pair in lengths.tolist()], 400))
     assert listed(token_batches(lengths.to(dtype), 400)) == expected
 
 
-def test_long_sentences_do_not_overflow():
+def test_long_sentences_do_not_overflow() -> None:
     lengths = torch.tensor(
         [[65_535, 3], [3, 65_000], [65_535, 65_535], [65_534, 9]], dtype=torch.int32
     )
@@ -187,7 +218,7 @@ def test_long_sentences_do_not_overflow():
     assert listed(batches) == [[1], [3], [2], [0]]
 
 
-def test_order_depends_on_seed_and_epoch_alone():
+def test_order_depends_on_seed_and_epoch_alone() -> None:
     lengths = [(i % 17 + 1, i % 13 + 1) for i in range(300)]
     first = listed(token_batches(lengths, 100, seed=1))
     torch.manual_seed(5)  # whatever else is drawn
@@ -198,17 +229,17 @@ def test_order_depends_on_seed_and_epoch_alone():
     assert all(one != other for one, other in pairwise(orders))
 
 
-def test_a_sentence_goes_anywhere():
+def test_a_sentence_goes_anywhere() -> None:
     lengths = torch.randint(1, 40, (3000, 2), generator=torch.Generator().manual_seed(0))
     place = torch.cat(token_batches(lengths, 400)).argsort()
     both = torch.stack([place.double(), torch.arange(3000.0).double()])
     assert abs(torch.corrcoef(both)[0, 1]) < 0.1
 
 
-def test_padding_is_small():
+def test_padding_is_small() -> None:
     lengths = torch.randint(1, 40, (5000, 2), generator=torch.Generator().manual_seed(0))
 
-    def cells(batches):
+    def cells(batches: Iterable[Sequence[int] | Tensor]) -> int:
         return sum(len(batch) * int(lengths[batch].amax(dim=0).sum()) for batch in batches)
 
     pairs = [tuple(pair) for pair in lengths.tolist()]
@@ -222,12 +253,20 @@ def test_padding_is_small():
     assert 200_000 < cells(token_batches(lengths, 500, pool=20)) < 1.01 * plain < 0.8 * at_random
 
 
-def test_a_sentence_longer_than_the_budget_is_named():
+def test_a_sentence_longer_than_the_budget_is_named() -> None:
     with pytest.raises(ValueError, match="sentence 2 has 9 tokens, more than the 8"):
         token_batches([(3, 3), (2, 9)], 8)
 
 
-def test_nothing_to_batch():
+def test_nothing_to_batch() -> None:
     assert token_batches([], 10) == []
     assert token_batches(torch.zeros(0, 2, dtype=torch.int32), 10) == []
     assert pad_sequences([]).numel() == 0
+
+
+def test_special_tokens_may_have_other_numbers() -> None:
+    batch = make_batch([[4, 5], [6]], [[7], [8, 9]], special=SpecialIds(pad=1, bos=2, eos=0))
+    assert batch.src.tolist() == [[4, 5, 0], [6, 0, 1]]
+    assert batch.target.tolist() == [[2, 7, 0, 1], [2, 8, 9, 0]]
+    assert batch.src_mask.tolist() == [[[True, True, True]], [[True, True, False]]]
+    assert batch.ntokens == 5

@@ -21,20 +21,23 @@ BATCHES, DISTRIBUTED, OPTIMIZER, REGULARIZATION = (
         ("5.1b-M", "by = (width * (2 * most) + source - target)", "by = (part % 7)"),
     ],
 )
-def test_batches(claim, old, new):
+def test_batches(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail(BATCHES, claim, old, new)
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("100_000 * 0.4 / 3600", "100_000 * 0.5 / 3600"),  # another second, another number of steps
-        ("300_000 * 1.0 / 86_400", "300_000 * 1.1 / 86_400"),
-        ("12 * 3600 / 100_000", "16 * 3600 / 100_000"),
-        ("3.5 * 86_400 / 300_000", "4 * 86_400 / 300_000"),
+        ("(100_000, (0.35, 0.45)", "(100_000, (0.45, 0.55)"),  # another second, another number
+        ("(100_000, (0.35, 0.45)", "(150_000, (0.35, 0.45)"),
+        ("(11.5, 12.5)", "(10.5, 11.5)"),  # by the hours and the seconds alone this would fit
+        ("(3.25e18, 3.35e18)", "(2.95e18, 3.05e18)"),  # 0.4 seconds sharp; not by the hours
+        ("(300_000, (0.95, 1.05)", "(300_000, (1.05, 1.15)"),
+        ("(3.45 * 24, 3.55 * 24)", "(3.95 * 24, 4.05 * 24)"),
+        ("(8 * 9.5e12)", "(8 * 6.0e12)"),  # other GPUs
     ],
 )
-def test_hardware_and_schedule(old, new):
+def test_hardware_and_schedule(old: str, new: str) -> None:
     assert_claim_can_fail(DISTRIBUTED, "5.2a", old, new)
 
 
@@ -54,7 +57,7 @@ def test_hardware_and_schedule(old, new):
         ("5.3b", "schedule, accumulate=accumulate):", "schedule, accumulate=1):"),
     ],
 )
-def test_optimizer(claim, old, new):
+def test_optimizer(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail(OPTIMIZER, claim, old, new)
 
 
@@ -73,7 +76,7 @@ def test_optimizer(claim, old, new):
         ),
     ],
 )
-def test_dropout(old, new):
+def test_dropout(old: str, new: str) -> None:
     assert_claim_can_fail(REGULARIZATION, "5.4a", old, new)
 
 
@@ -95,7 +98,7 @@ def test_dropout(old, new):
         ("ignore_index=PAD, label_smoothing=e", "label_smoothing=e"),
     ],
 )
-def test_label_smoothing(old, new):
+def test_label_smoothing(old: str, new: str) -> None:
     assert_claim_can_fail(REGULARIZATION, "5.4b-P", old, new)
 
 
@@ -106,5 +109,5 @@ def test_label_smoothing(old, new):
         ("wrong = torch.rand(tasks, count) < noise", "wrong = torch.rand(tasks, count) < 0"),
     ],
 )
-def test_smoothing_hurts_and_helps(old, new):
+def test_smoothing_hurts_and_helps(old: str, new: str) -> None:
     assert_claim_can_fail(REGULARIZATION, "5.4b-M", old, new)

@@ -2,19 +2,24 @@
 
 import copy
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from annotated_transformer.fast.loss import fast_batch_loss
+from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import PAD
 from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.training.loop import (
+    LossFunction,
     LossScale,
     NonFiniteError,
     Progress,
@@ -25,26 +30,38 @@ from annotated_transformer.training.loop import (
     update,
 )
 from annotated_transformer.training.optimizer import make_adam, noam_schedule, rate
+from tests.parts import part_of
 
 VOCAB = 13
+
+Pair = tuple[list[int], list[int]]
 
 sentence = st.lists(st.integers(4, VOCAB - 1), max_size=6)
 pairs = st.lists(st.tuples(sentence, sentence), min_size=1, max_size=7)
 
 
-def model(dropout=0.0, seed=0, **options):
+def model(dropout: float = 0.0, seed: int = 0, **options: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
-    sizes = {"N": 1, "d_model": 8, "d_ff": 16, "h": 2, "dropout": dropout, "max_len": 64, **options}
+    sizes: dict[str, Any] = {
+        "N": 1,
+        "d_model": 8,
+        "d_ff": 16,
+        "h": 2,
+        "dropout": dropout,
+        "max_len": 64,
+        **options,
+    }
     return make_model(VOCAB, VOCAB, **sizes).double()
 
 
-def batch(of):
+def batch(of: Sequence[Pair]) -> Batch:
     return make_batch([s for s, _ in of], [t for _, t in of])
 
 
-def plain_loss(net, of, smoothing):
+def plain_loss(net: EncoderDecoder, of: Batch, smoothing: float) -> Tensor:
     """Padded, with all logits at once, divided by the tokens that are not padding."""
-    logits = net.generator.proj(net(of.src, of.tgt, of.src_mask, of.tgt_mask))
+    project = part_of(net, "generator.proj", nn.Linear)
+    logits = project(net(of.src, of.tgt, of.src_mask, of.tgt_mask))
     gold = of.tgt_y.reshape(-1)
     total = F.cross_entropy(
         logits.flatten(0, 1), gold, ignore_index=PAD, label_smoothing=smoothing, reduction="sum"
@@ -52,13 +69,13 @@ def plain_loss(net, of, smoothing):
     return total / (gold != PAD).sum()
 
 
-def gradients(net):
+def gradients(net: nn.Module) -> list[Tensor]:
     found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in net.parameters()]
     net.zero_grad()
     return found
 
 
-def near(first, second, tolerance):
+def near(first: Iterable[Tensor], second: Iterable[Tensor], tolerance: float) -> bool:
     return all((a - b).abs().max() < tolerance for a, b in zip(first, second, strict=True))
 
 
@@ -71,7 +88,9 @@ LOSSES = pytest.mark.parametrize("loss_of", [batch_loss, fast_batch_loss])
 @LOSSES
 @settings(max_examples=30)
 @given(pairs, st.sampled_from([0.0, 0.1, 0.6]), st.sampled_from(["post", "pre"]))
-def test_the_loss_is_that_of_the_logits_in_value_and_gradient(loss_of, of, smoothing, norm):
+def test_the_loss_is_that_of_the_logits_in_value_and_gradient(
+    loss_of: LossFunction, of: list[Pair], smoothing: float, norm: str
+) -> None:
     net, one = model(norm=norm), batch(of)
     plain = plain_loss(net, one, smoothing)
     plain.backward()
@@ -85,18 +104,20 @@ def test_the_loss_is_that_of_the_logits_in_value_and_gradient(loss_of, of, smoot
     assert abs(nll / one.ntokens - plain_loss(net, one, 0.0)) < 1e-10
 
 
-def test_another_number_for_padding():
+def test_another_number_for_padding() -> None:
     net = model()
     tokens = torch.tensor([[1, 5, 6, 2], [1, 7, 2, 0]])
     other = torch.tensor([[1, 5, 6, 2], [1, 7, 2, 4]])
     found = [batch_loss(net, Batch(of, of, pad), 0.1) for of, pad in ((tokens, 0), (other, 4))]
-    assert near(*found, 1e-12)
+    assert near(found[0], found[1], 1e-12)
 
 
 @LOSSES
 @settings(max_examples=30)
 @given(pairs, st.data())
-def test_accumulated_batches_are_the_big_batch(loss_of, of, data):
+def test_accumulated_batches_are_the_big_batch(
+    loss_of: LossFunction, of: list[Pair], data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(of) - 1)), max_size=4)))
     parts = [of[i:j] for i, j in zip([0, *cuts], [*cuts, len(of)], strict=True) if of[i:j]]
     one, many = model(), model()
@@ -109,16 +130,16 @@ def test_accumulated_batches_are_the_big_batch(loss_of, of, data):
     assert math.isclose(first.nll, second.nll, rel_tol=1e-12)
 
 
-def test_mean_of_means_would_be_noticed():
+def test_mean_of_means_would_be_noticed() -> None:
     net = model()
     batch_loss(net, batch(FIXED))[0].backward()
     whole = gradients(net)
-    for part in (FIXED[:1], FIXED[1:]):
-        (batch_loss(net, batch(part))[0] / 2).backward()
+    for half in (FIXED[:1], FIXED[1:]):
+        (batch_loss(net, batch(half))[0] / 2).backward()
     assert not near(gradients(net), whole, 1e-4)
 
 
-def test_an_update_moves_weights_and_clears_gradients():
+def test_an_update_moves_weights_and_clears_gradients() -> None:
     net = model()
     before = copy.deepcopy(net.state_dict())
     progress = update(net, [batch(FIXED)], make_adam(net, 0.01))
@@ -130,14 +151,14 @@ def test_an_update_moves_weights_and_clears_gradients():
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_loss_that_is_not_finite_changes_nothing(value, place):
+def test_a_loss_that_is_not_finite_changes_nothing(value: float, place: int) -> None:
     net = model()
     optimizer = make_adam(net)
     schedule = noam_schedule(optimizer, 8)
     good = [([4], [5])]
     bad = [([4], [12])]
     update(net, [batch(good)], optimizer, schedule)
-    net.generator.proj.bias.data[12] = value
+    net.get_parameter("generator.proj.bias").data[12] = value
     weights = [p.detach().clone() for p in net.parameters()]
     state = copy.deepcopy(optimizer.state_dict())
     order = [batch(bad), batch(good)]
@@ -157,18 +178,20 @@ class BreakBackward(torch.autograd.Function):
     """The identity, with a gradient that is not finite."""
 
     @staticmethod
-    def forward(ctx, x, value):
+    def forward(ctx: Any, x: Tensor, value: float) -> Tensor:
         ctx.value = value
         return x.clone()
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad * ctx.value, None
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_an_infinite_gradient_of_a_finite_loss_changes_nothing(value, clip):
+def test_an_infinite_gradient_of_a_finite_loss_changes_nothing(
+    value: float, clip: float | None
+) -> None:
     net = model()
     optimizer = make_adam(net)
     schedule = noam_schedule(optimizer, 8)
@@ -176,9 +199,10 @@ def test_an_infinite_gradient_of_a_finite_loss_changes_nothing(value, clip):
     weights = [p.detach().clone() for p in net.parameters()]
     state = copy.deepcopy(optimizer.state_dict())
 
-    def broken(*args):
+    def broken(*args: Any) -> tuple[Tensor, Tensor]:
         loss, nll = batch_loss(*args)
-        return BreakBackward.apply(loss, value), nll
+        broken_loss: Tensor = BreakBackward.apply(loss, value)  # type: ignore[no-untyped-call]
+        return broken_loss, nll
 
     with pytest.raises(NonFiniteError, match=r"gradient norm .* is (nan|inf).*clip") as error:
         update(net, [batch(FIXED)], optimizer, schedule, clip=clip, loss=broken)
@@ -195,10 +219,10 @@ def test_an_infinite_gradient_of_a_finite_loss_changes_nothing(value, clip):
     assert schedule.last_epoch == 1
 
 
-def test_clipping_shortens_the_gradient_of_the_whole_update():
+def test_clipping_shortens_the_gradient_of_the_whole_update() -> None:
     parts = [batch(FIXED[:1]), batch(FIXED[1:])]
 
-    def moved(clip):
+    def moved(clip: float | None) -> tuple[Tensor, float]:
         net = model()
         before = nn.utils.parameters_to_vector(net.parameters()).detach()
         made = update(net, parts, torch.optim.SGD(net.parameters(), 1.0), clip=clip)
@@ -215,27 +239,28 @@ def test_clipping_shortens_the_gradient_of_the_whole_update():
 class Scale(LossScale):
     """A factor that remembers what it was told."""
 
-    def __init__(self, value):
-        self.value, self.told = value, []
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self.told: list[bool] = []
 
-    def adapt(self, finite):
+    def adapt(self, finite: bool) -> None:
         self.told.append(finite)
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_a_scale_is_undone_before_the_step(clip):
+def test_a_scale_is_undone_before_the_step(clip: float | None) -> None:
     nets = model(), model()
     scales = None, Scale(1024.0)
     made = [
         update(net, [batch(FIXED)], torch.optim.SGD(net.parameters(), 0.5), clip=clip, scale=scale)
         for net, scale in zip(nets, scales, strict=True)
     ]
-    assert near(*(net.parameters() for net in nets), 1e-12)
+    assert near(nets[0].parameters(), nets[1].parameters(), 1e-12)
     assert math.isclose(made[0].grad_norm, made[1].grad_norm, rel_tol=1e-12)
     assert scales[1].told == [True]
 
 
-def test_with_a_scale_an_overflow_is_told_and_no_error():
+def test_with_a_scale_an_overflow_is_told_and_no_error() -> None:
     net = model()
     weights = [p.detach().clone() for p in net.parameters()]
     optimizer, scale = make_adam(net), Scale(math.inf)
@@ -252,18 +277,18 @@ class TwoWorlds(World):
 
     size = 2
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.waited = 0
 
-    def sum(self, *values):
+    def sum(self, *values: float) -> list[float]:
         return [2 * value for value in values]
 
-    def no_sync(self, module):
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         self.waited += 1
         return super().no_sync(module)
 
 
-def test_an_update_counts_the_tokens_of_all_processes():
+def test_an_update_counts_the_tokens_of_all_processes() -> None:
     one, both = model(), model()
     world = TwoWorlds()
     parts = [batch(FIXED[:2]), batch(FIXED[2:])]
@@ -275,14 +300,15 @@ def test_an_update_counts_the_tokens_of_all_processes():
     assert evaluate(one, parts, world=world).tokens == 2 * alone.tokens
 
 
-def test_smoothing_that_is_not_finite_counts_too():
+def test_smoothing_that_is_not_finite_counts_too() -> None:
     net = model()
-    net.generator.proj.bias.data[9] = -math.inf  # the likelihood itself stays finite
+    bias = net.get_parameter("generator.proj.bias")
+    bias.data[9] = -math.inf  # the likelihood itself stays finite
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         update(net, [batch([([4], [5])])], make_adam(net), smoothing=0.1)
 
 
-def test_an_update_of_nothing_is_refused():
+def test_an_update_of_nothing_is_refused() -> None:
     net = model()
     with pytest.raises(ValueError, match="at least one target token"):
         update(net, [], make_adam(net))
@@ -293,7 +319,7 @@ def test_an_update_of_nothing_is_refused():
 
 
 @pytest.mark.parametrize(("count", "accumulate"), [(6, 1), (6, 3), (7, 3), (2, 5), (0, 2)])
-def test_the_schedule_counts_updates(count, accumulate):
+def test_the_schedule_counts_updates(count: int, accumulate: int) -> None:
     net = model()
     optimizer = make_adam(net)
     schedule = noam_schedule(optimizer, 8, warmup=2)
@@ -308,11 +334,11 @@ def test_the_schedule_counts_updates(count, accumulate):
     assert sum(tokens) == count * batch(FIXED).ntokens
 
 
-def test_fit_trains_in_training_mode_and_stops_when_told():
+def test_fit_trains_in_training_mode_and_stops_when_told() -> None:
     net = model(dropout=0.5).eval()
     taken = []
 
-    def batches():
+    def batches() -> Iterator[Batch]:
         for number in range(10):
             taken.append(number)
             yield batch(FIXED)
@@ -327,7 +353,7 @@ def test_fit_trains_in_training_mode_and_stops_when_told():
 
 
 @LOSSES
-def test_fit_learns(loss_of):
+def test_fit_learns(loss_of: LossFunction) -> None:
     net = model(seed=1)
     steps = fit(net, [batch(FIXED)] * 60, make_adam(net, 0.02), smoothing=0.0, loss=loss_of)
     losses = [step.loss for step in steps]
@@ -337,26 +363,30 @@ def test_fit_learns(loss_of):
 @LOSSES
 @settings(max_examples=20)
 @given(pairs, st.booleans())
-def test_evaluation_leaves_the_model_as_it_was(loss_of, of, training):
+def test_evaluation_leaves_the_model_as_it_was(
+    loss_of: LossFunction, of: list[Pair], training: bool
+) -> None:
     net = model(dropout=0.5).train(training)
-    net.generator.proj.bias.grad = kept_grad = torch.ones_like(net.generator.proj.bias)
+    net.get_parameter("generator.proj.bias").grad = kept_grad = torch.ones_like(
+        net.get_parameter("generator.proj.bias")
+    )
     first = evaluate(net, [batch(of)], loss=loss_of)
     second = evaluate(net, [batch([pair]) for pair in of], loss=loss_of)
     assert first.tokens == second.tokens
     assert math.isclose(first.nll, second.nll, rel_tol=1e-10)  # no dropout
     assert all(module.training == training for module in net.modules())
-    assert net.generator.proj.bias.grad is kept_grad
+    assert net.get_parameter("generator.proj.bias").grad is kept_grad
     assert torch.equal(kept_grad, torch.ones_like(kept_grad))
 
 
-def test_evaluation_that_fails_puts_the_mode_back():
+def test_evaluation_that_fails_puts_the_mode_back() -> None:
     net = model().train()
     with pytest.raises(IndexError):
         evaluate(net, [batch([([VOCAB], [4])])])
     assert net.training
 
 
-def test_progress_adds_up():
+def test_progress_adds_up() -> None:
     total = Progress(2.0, 4, 1.0, 0.1) + Progress(6.0, 4, 3.0, 0.2)
     assert (total.loss, total.speed, total.grad_norm) == (1.0, 2.0, 0.2)
     assert math.isclose(total.perplexity, math.e)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from annotated_transformer.training.optimizer import NoamOpt, make_adam, noam_schedule, rate
 
@@ -18,7 +19,7 @@ WARMUP = st.integers(1, 10_000)
 
 
 @given(st.integers(1, 1_000_000), WIDTH, st.floats(0.01, 10), WARMUP)
-def test_rate_by_exact_squares(step, d_model, factor, warmup):
+def test_rate_by_exact_squares(step: int, d_model: int, factor: float, warmup: int) -> None:
     # the square of the rate is rational: no root has to be taken
     lower = min(Fraction(1, step), Fraction(step**2, warmup**3))
     exact = Fraction(factor) ** 2 * lower / d_model
@@ -26,24 +27,24 @@ def test_rate_by_exact_squares(step, d_model, factor, warmup):
 
 
 @given(WIDTH, WARMUP)
-def test_peak_is_at_the_end_of_the_warmup(d_model, warmup):
+def test_peak_is_at_the_end_of_the_warmup(d_model: int, warmup: int) -> None:
     peak = rate(warmup, d_model, 1.0, warmup)
     assert math.isclose(peak, (d_model * warmup) ** -0.5)
     assert rate(warmup + 1, d_model, 1.0, warmup) < peak
     assert warmup == 1 or rate(warmup - 1, d_model, 1.0, warmup) < peak
 
 
-def test_step_zero_counts_as_one():
+def test_step_zero_counts_as_one() -> None:
     assert rate(0, 512, 1.0, 4000) == rate(1, 512, 1.0, 4000)
 
 
-def test_adam_has_the_constants_of_the_paper():
+def test_adam_has_the_constants_of_the_paper() -> None:
     adam = make_adam(nn.Linear(2, 2))
     assert adam.defaults["betas"] == (0.9, 0.98)
     assert adam.defaults["eps"] == 1e-9
 
 
-def test_adam_by_hand():
+def test_adam_by_hand() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(3, 2, bias=False).double()
     weight = layer.weight.detach().clone()
@@ -52,6 +53,7 @@ def test_adam_by_hand():
     for t in range(1, 51):
         layer(torch.randn(4, 3, dtype=torch.float64)).square().sum().backward()
         g = layer.weight.grad
+        assert g is not None
         m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
         weight -= 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.98**t)).sqrt() + 1e-9)
         adam.step()
@@ -60,7 +62,7 @@ def test_adam_by_hand():
 
 
 @pytest.mark.parametrize("warmup", [1, 3, 10])
-def test_schedule_gives_each_update_its_own_number(warmup):
+def test_schedule_gives_each_update_its_own_number(warmup: int) -> None:
     adam = make_adam(nn.Linear(2, 1))
     schedule = noam_schedule(adam, 64, 0.5, warmup)
     for update in range(1, 30):
@@ -69,8 +71,8 @@ def test_schedule_gives_each_update_its_own_number(warmup):
         schedule.step()
 
 
-def test_schedule_survives_saving():
-    def made():
+def test_schedule_survives_saving() -> None:
+    def made() -> tuple[torch.optim.Adam, LambdaLR]:
         adam = make_adam(nn.Linear(2, 1))
         return adam, noam_schedule(adam, 64, 1.0, 10)
 
@@ -86,7 +88,7 @@ def test_schedule_survives_saving():
     assert other.param_groups[0]["lr"] == rate(9, 64, 1.0, 10)
 
 
-def test_article_style_optimizer():
+def test_article_style_optimizer() -> None:
     layer = nn.Linear(2, 1)
     wrapped = NoamOpt(512, 2, 400, torch.optim.Adam(layer.parameters(), lr=0, betas=(0.9, 0.98)))
     assert (wrapped._step, wrapped._rate) == (0, 0)

@@ -7,16 +7,18 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
-from annotated_transformer.training.regularization import LabelSmoothing, smoothed_target
+from annotated_transformer.training.regularization import LabelSmoothing, Variant, smoothed_target
 
-VARIANTS = ("paper", "others", "article")
+VARIANTS: tuple[Variant, ...] = ("paper", "others", "article")
 SMOOTHING = st.sampled_from([0.0, 0.1, 0.4, 0.9])
 SEED = st.integers(0, 10_000)
 
 
-def article_loss(x, target, size, padding_idx, smoothing):
+def article_loss(
+    x: Tensor, target: Tensor, size: int, padding_idx: int, smoothing: float
+) -> tuple[Tensor, Tensor]:
     """The article's computation, step by step, in its own order."""
     dist = torch.full_like(x, smoothing / (size - 2))
     dist.scatter_(1, target.unsqueeze(1), 1 - smoothing)
@@ -26,7 +28,9 @@ def article_loss(x, target, size, padding_idx, smoothing):
 
 
 @given(SEED, st.integers(3, 20), SMOOTHING, st.integers(1, 9), st.data())
-def test_article_variant_gives_the_articles_values(seed, size, smoothing, rows, data):
+def test_article_variant_gives_the_articles_values(
+    seed: int, size: int, smoothing: float, rows: int, data: st.DataObject
+) -> None:
     pad = data.draw(st.integers(0, size - 1))
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, size, generator=generator, dtype=torch.float64).log_softmax(1)
@@ -36,6 +40,7 @@ def test_article_variant_gives_the_articles_values(seed, size, smoothing, rows, 
     expected, dist = article_loss(x, target, size, pad, smoothing)
     got = loss(x, target)
     torch.testing.assert_close(got, expected)
+    assert loss.true_dist is not None
     torch.testing.assert_close(loss.true_dist.double(), dist)
     for one, other in zip(
         torch.autograd.grad(got, x), torch.autograd.grad(expected, x), strict=True
@@ -44,7 +49,9 @@ def test_article_variant_gives_the_articles_values(seed, size, smoothing, rows, 
 
 
 @given(SEED, st.integers(3, 12), st.sampled_from(VARIANTS), SMOOTHING)
-def test_every_variant_is_the_divergence_from_its_target(seed, size, variant, smoothing):
+def test_every_variant_is_the_divergence_from_its_target(
+    seed: int, size: int, variant: Variant, smoothing: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(6, size, generator=generator, dtype=torch.float64).log_softmax(1)
     target = torch.randint(0, size, (6,), generator=generator)
@@ -56,7 +63,7 @@ def test_every_variant_is_the_divergence_from_its_target(seed, size, variant, sm
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_who_gets_what(variant):
+def test_who_gets_what(variant: Variant) -> None:
     row = smoothed_target(torch.tensor([4]), 6, 0.3, variant=variant)[0]
     others = {"paper": 6, "others": 5, "article": 4}[variant]
     assert row[1].item() == pytest.approx(0.3 / others)
@@ -65,7 +72,7 @@ def test_who_gets_what(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_smoothing_is_the_negative_log_likelihood(variant):
+def test_no_smoothing_is_the_negative_log_likelihood(variant: Variant) -> None:
     x = torch.randn(5, 9).log_softmax(1)
     target = torch.tensor([3, 0, 8, 1, 0])
     got = LabelSmoothing(9, 0, 0.0, variant=variant)(x, target)
@@ -74,7 +81,7 @@ def test_no_smoothing_is_the_negative_log_likelihood(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_padding_counts_for_nothing(variant, smoothing):
+def test_padding_counts_for_nothing(variant: Variant, smoothing: float) -> None:
     loss = LabelSmoothing(7, 0, smoothing, variant=variant)
     x = torch.randn(3, 7).log_softmax(1)
     target = torch.tensor([2, 5, 1])
@@ -86,17 +93,18 @@ def test_padding_counts_for_nothing(variant, smoothing):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-def test_finite_where_a_probability_is_zero(variant, smoothing):
+def test_finite_where_a_probability_is_zero(variant: Variant, smoothing: float) -> None:
     loss = LabelSmoothing(5, 0, smoothing, variant=variant)
     probabilities = torch.tensor([[0, 0.2, 0.7, 0.1, 0], [0, 0.2, 0.7, 0.1, 0]])
     x = probabilities.log().requires_grad_()
     value = loss(x, torch.tensor([2, 4]))
     value.backward()
     assert value.isfinite()
+    assert x.grad is not None
     assert x.grad.isfinite().all()
 
 
-def test_zero_probability_of_padding_leaves_the_articles_value():
+def test_zero_probability_of_padding_leaves_the_articles_value() -> None:
     # the article's penalty curve has such rows; today's kl_div makes them NaN
     x = torch.tensor([[0, 0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).log()
     dist = article_loss(x, torch.tensor([1]), 5, 0, 0.1)[1]
@@ -104,38 +112,40 @@ def test_zero_probability_of_padding_leaves_the_articles_value():
     torch.testing.assert_close(LabelSmoothing(5, 0, 0.1)(x, torch.tensor([1])), expected)
 
 
-def test_the_divergence_is_zero_at_its_target():
+def test_the_divergence_is_zero_at_its_target() -> None:
     for variant in VARIANTS:
         dense = smoothed_target(torch.tensor([3, 1]), 6, 0.2, variant=variant, dtype=torch.float64)
         loss = LabelSmoothing(6, 0, 0.2, variant=variant)(dense.log(), torch.tensor([3, 1]))
         assert abs(loss.item()) < 1e-12
 
 
-def test_attributes_of_the_article():
+def test_attributes_of_the_article() -> None:
     loss = LabelSmoothing(5, 0, 0.4)
     assert (loss.size, loss.padding_idx, loss.smoothing, loss.confidence) == (5, 0, 0.4, 0.6)
     assert isinstance(loss.criterion, nn.KLDivLoss)
     assert loss.criterion.reduction == "sum"
-    assert loss.true_dist is None
+    assert LabelSmoothing(5, 0, 0.4).true_dist is None
     x = torch.tensor([[0, 0.2, 0.7, 0.1, 0]] * 3).log()
     value = loss(x, torch.tensor([2, 1, 0]))  # the article's example
     third = 0.4 / 3
     expected = [[0, third, 0.6, third, third], [0, 0.6, third, third, third], [0.0] * 5]
+    assert loss.true_dist is not None
     torch.testing.assert_close(loss.true_dist, torch.tensor(expected))
     assert not loss.true_dist.requires_grad
     loss.criterion = nn.KLDivLoss(reduction="none")  # it is the one that is used
     torch.testing.assert_close(loss(x, torch.tensor([2, 1, 0])).sum(), value)
 
 
-def test_the_dense_target_has_the_type_of_its_input():
+def test_the_dense_target_has_the_type_of_its_input() -> None:
     loss = LabelSmoothing(5, 0, 0.1)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         assert loss(torch.randn(2, 5).log_softmax(1).to(dtype), torch.tensor([1, 2])).dtype == dtype
+        assert loss.true_dist is not None
         assert loss.true_dist.dtype == dtype
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-def test_the_papers_variant_is_pytorchs_cross_entropy_less_the_entropy(smoothing):
+def test_the_papers_variant_is_pytorchs_cross_entropy_less_the_entropy(smoothing: float) -> None:
     torch.manual_seed(0)
     logits = torch.randn(9, 7, dtype=torch.float64)
     target = torch.tensor([3, 0, 6, 1, 0, 5, 2, 4, 6])

@@ -2,44 +2,42 @@
 
 import copy
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from annotated_transformer.fast import search
+from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.model.architecture import EncoderDecoder
-from annotated_transformer.model.transformer import make_model
-from annotated_transformer.notation import BOS, EOS
+from annotated_transformer.notation import BOS, EOS, SpecialIds
 from annotated_transformer.translation import beam_search as module
 from annotated_transformer.translation.beam_search import (
     Hypothesis,
     beam_search,
-    beam_search_uncached,
     check_search,
     length_penalty,
     stable_topk,
 )
-from annotated_transformer.translation.greedy import greedy_search, strip
+from annotated_transformer.translation.greedy import greedy_search, readable_steps, strip
+from benchmarks.chapters import definitions
+from tests.translation.small import opinionated
 
 VOCAB = 9
+beam_search_uncached = definitions("translation/beam_search")["beam_search_uncached"]
 
 
-def model(seed: int = 0, ends: float = 0.0, size: int = VOCAB, **options: object) -> EncoderDecoder:
-    """A model with opinions: its weights are large, so that outputs differ from each other."""
-    torch.manual_seed(seed)
-    sizes = {"N": 1, "d_model": 8, "d_ff": 16, "h": 2, "max_len": 80, "tie": "none", **options}
-    made = make_model(size, size, **sizes).double().eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.mul_(2)
-        made.generator.proj.bias.normal_().mul_(0.5)
-        made.generator.proj.bias[EOS] += ends
-    return made
+def model(seed: int = 0, ends: float = 0.0, size: int = VOCAB, **options: Any) -> EncoderDecoder:
+    return opinionated(seed, ends, size, **options)
 
 
-def every_output(net: EncoderDecoder, source: list[int], limit: int) -> list[tuple]:
+def every_output(
+    net: EncoderDecoder, source: list[int], limit: int
+) -> list[tuple[list[int], float]]:
     """The oracle: all outputs with their log-probabilities, whole prefixes, no caches."""
     src = torch.tensor([[*source, EOS]])
     outputs, prefixes, sums = [], [[BOS]], torch.zeros(1).double()
@@ -59,11 +57,14 @@ def every_output(net: EncoderDecoder, source: list[int], limit: int) -> list[tup
     return outputs
 
 
-def score(tokens: list[int], log_probability: float, alpha: float) -> float:
-    return log_probability / ((5 + len(tokens)) / 6) ** alpha
+def score(tokens: Sequence[int], log_probability: float, alpha: float) -> float:
+    divisor: float = ((5 + len(tokens)) / 6) ** alpha
+    return log_probability / divisor
 
 
-def assert_same(found: list[Hypothesis], expected: list[Hypothesis], tolerance=1e-9) -> None:
+def assert_same(
+    found: list[Hypothesis], expected: list[Hypothesis], tolerance: float = 1e-9
+) -> None:
     assert [h.tokens for h in found] == [h.tokens for h in expected]
     for a, b in zip(found, expected, strict=True):
         assert math.isclose(a.score, b.score, rel_tol=tolerance, abs_tol=tolerance)
@@ -80,15 +81,17 @@ alphas = st.sampled_from([0.0, 0.3, 0.6, 1.0, 2.5])
 
 @settings(max_examples=30)
 @given(seeds, st.integers(5, 6), st.integers(1, 3), alphas, st.floats(-2, 2))
-def test_a_wide_beam_finds_every_output(seed, size, limit, alpha, ends):
+def test_a_wide_beam_finds_every_output(
+    seed: int, size: int, limit: int, alpha: float, ends: float
+) -> None:
     net = model(seed, ends, size)
     outputs = every_output(net, [4], limit)
     assert math.isclose(sum(math.exp(p) for _, p in outputs), 1)
     count = len(outputs)
-    options = {"beam": count, "alpha": alpha, "max_len": limit, "n_best": count}
+    options: dict[str, Any] = {"beam": count, "alpha": alpha, "max_len": limit, "n_best": count}
     (found,) = beam_search(net, [[4]], **options)
     assert_same(search.beam_search(net, [[4]], **options)[0], found)
-    outputs.sort(key=lambda output: -score(*output, alpha))
+    outputs.sort(key=lambda output: -score(output[0], output[1], alpha))
     assert len(found) == count
     for h, (tokens, log_probability) in zip(found, outputs, strict=True):
         assert math.isclose(h.score, score(tokens, log_probability, alpha), abs_tol=1e-9)
@@ -98,7 +101,9 @@ def test_a_wide_beam_finds_every_output(seed, size, limit, alpha, ends):
 
 @settings(max_examples=30)
 @given(seeds, st.integers(1, 6), st.integers(1, 4), alphas, st.floats(-2, 2))
-def test_what_any_beam_finds_is_real_and_never_better_than_the_best(seed, beam, limit, alpha, ends):
+def test_what_any_beam_finds_is_real_and_never_better_than_the_best(
+    seed: int, beam: int, limit: int, alpha: float, ends: float
+) -> None:
     net = model(seed, ends, 5)
     truth = {tuple(tokens): p for tokens, p in every_output(net, [4], limit)}
     best = max(score(tokens, p, alpha) for tokens, p in truth.items())
@@ -122,11 +127,24 @@ def test_what_any_beam_finds_is_real_and_never_better_than_the_best(seed, beam, 
     st.data(),
 )
 def test_batched_and_early_cached_or_not_is_the_plain_search(
-    seed, sources, beam, alpha, max_len, extra, ends, data
-):
+    seed: int,
+    sources: list[list[int]],
+    beam: int,
+    alpha: float,
+    max_len: int,
+    extra: int,
+    ends: float,
+    data: st.DataObject,
+) -> None:
     net = model(seed, ends, norm=data.draw(st.sampled_from(["post", "pre"])))
     n_best = data.draw(st.integers(1, beam))
-    options = {"beam": beam, "alpha": alpha, "max_len": max_len, "extra": extra, "n_best": n_best}
+    options: dict[str, Any] = {
+        "beam": beam,
+        "alpha": alpha,
+        "max_len": max_len,
+        "extra": extra,
+        "n_best": n_best,
+    }
     together = beam_search(net, sources, **options)
     cached = search.beam_search(net, sources, **options)
     assert len(together) == len(cached) == len(sources)
@@ -145,16 +163,19 @@ def test_batched_and_early_cached_or_not_is_the_plain_search(
 
 @settings(max_examples=30)
 @given(seeds, sentences, st.integers(0, 9), st.integers(-2, 6), st.floats(-1, 4), alphas)
-def test_a_beam_of_one_is_greedy(seed, sources, max_len, extra, ends, alpha):
+def test_a_beam_of_one_is_greedy(
+    seed: int, sources: list[list[int]], max_len: int, extra: int, ends: float, alpha: float
+) -> None:
     net = model(seed, ends)
     found = beam_search(net, sources, beam=1, alpha=alpha, max_len=max_len, extra=extra)
     assert [h.tokens for (h,) in found] == greedy_search(net, sources, max_len, extra=extra)
 
 
-def test_the_examples_above_differ_and_search_pays():
+def test_the_examples_above_differ_and_search_pays() -> None:
     better, stops = 0, 0
     for seed in range(20):
-        net, calls = model(seed, 1.0), []
+        net = model(seed, 1.0)
+        calls: list[int] = []
         (narrow,), (wide,) = (beam_search(net, [[4, 5]], beam=b, alpha=0.0) for b in (1, 5))
         better += wide[0].score > narrow[0].score + 1e-9
         net.decoder.register_forward_hook(lambda *_, calls=calls: calls.append(1))
@@ -165,14 +186,17 @@ def test_the_examples_above_differ_and_search_pays():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_the_bound_stops_before_every_place_is_taken(alpha, monkeypatch):
+def test_the_bound_stops_before_every_place_is_taken(
+    alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The search is shorter than one that goes on while anything is open, with the same result."""
     sources = [[4, 5], [6], [7, 8, 4, 4]]
     shorter = 0
     for seed in range(12):
         runs = []
         for early in (True, False):
-            net, calls = model(seed, 2.0), []
+            net = model(seed, 2.0)
+            calls: list[int] = []
             net.decoder.register_forward_hook(lambda *_, calls=calls: calls.append(1))
             with monkeypatch.context() as patch:
                 if not early:
@@ -187,10 +211,10 @@ def test_the_bound_stops_before_every_place_is_taken(alpha, monkeypatch):
     assert shorter > 1
 
 
-def test_a_wrong_bound_is_noticed(monkeypatch):
+def test_a_wrong_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparisons above can fail: with the divisor of the present length they would."""
 
-    def too_early(now):
+    def too_early(now: module._Open) -> Tensor:
         divisor = length_penalty(now.outputs.size(2) + 1, 2.5)
         return now.log_probs.amax(1) / divisor > now.beaten
 
@@ -204,7 +228,7 @@ def test_a_wrong_bound_is_noticed(monkeypatch):
     assert differ > 0
 
 
-def test_draws_are_decided_by_order():
+def test_draws_are_decided_by_order() -> None:
     """All tokens equally probable: the first hypotheses and the smallest tokens win."""
     net = model(size=200)
     for parameter in net.parameters():
@@ -221,7 +245,9 @@ def test_draws_are_decided_by_order():
 
 @settings(max_examples=60)
 @given(seeds, st.integers(1, 3), st.integers(1, 9), st.integers(0, 9), st.booleans())
-def test_topk_is_that_of_a_stable_sort(seed, rows, count, more, draws):
+def test_topk_is_that_of_a_stable_sort(
+    seed: int, rows: int, count: int, more: int, draws: bool
+) -> None:
     torch.manual_seed(seed)
     values = torch.randn(rows, count + more)
     values = values.round() if draws else values
@@ -233,7 +259,7 @@ def test_topk_is_that_of_a_stable_sort(seed, rows, count, more, draws):
     assert torch.equal(places[real], expected.indices[:, :count][real])
 
 
-def test_length_penalty():
+def test_length_penalty() -> None:
     assert length_penalty(1, 0.6) == 1
     assert length_penalty(7, 1.0) == 2
     assert length_penalty(300, 0.0) == 1
@@ -242,12 +268,12 @@ def test_length_penalty():
     assert lengths == sorted(lengths)
 
 
-def test_limits_follow_each_source():
+def test_limits_follow_each_source() -> None:
     net = model(ends=-1e4, max_len=400)
     found = search.beam_search(net, [[], [4] * 7], beam=2)
     assert [len(h.tokens) for (h,) in found] == [50 - pads(found[0][0]), 57 - pads(found[1][0])]
-    (found,) = search.beam_search(net, [[4] * 7], beam=8, alpha=0.3, extra=300, max_len=400)
-    assert len(found[0].tokens) == 307 - pads(found[0])
+    ((best, *_),) = search.beam_search(net, [[4] * 7], beam=8, alpha=0.3, extra=300, max_len=400)
+    assert len(best.tokens) == 307 - pads(best)
     short = model(ends=-1e4, max_len=12)
     assert len(beam_search(short, [[4]], beam=2)[0][0].tokens) <= 12
 
@@ -257,11 +283,11 @@ def pads(h: Hypothesis) -> int:
     ratio = h.log_probability / h.score  # ((5 + length) / 6) ** alpha
     alphas = {0.6, 0.3}
     lengths = {round(6 * ratio ** (1 / alpha) - 5, 6) for alpha in alphas}
-    (length,) = {round(n) for n in lengths if n in (50, 57, 307)}
+    (length,) = {int(n) for n in lengths if n in (50, 57, 307)}
     return length - len(h.tokens)
 
 
-def test_finished_sentences_leave_the_batch():
+def test_finished_sentences_leave_the_batch() -> None:
     net, rows = model(3, 1.0), []
     net.decoder.register_forward_hook(lambda _, args, out: rows.append(len(out)))
     beam_search(net, [[4] * n for n in (0, 1, 2, 3)], beam=3, extra=2)
@@ -270,7 +296,7 @@ def test_finished_sentences_leave_the_batch():
     assert rows[-1] < 12
 
 
-def test_edges():
+def test_edges() -> None:
     net = model()
     assert beam_search(net, []) == []
     assert len(beam_search(net, [[], [4]])) == 2
@@ -294,7 +320,7 @@ def test_edges():
         ({"n_best": 0}, "n_best 0"),
     ],
 )
-def test_options_out_of_range(options, message):
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         beam_search(model(), [[4]], **options)
     with pytest.raises(ValueError, match=message):
@@ -303,14 +329,14 @@ def test_options_out_of_range(options, message):
     check_search(1, 10)
 
 
-def test_a_model_that_gives_no_numbers():
+def test_a_model_that_gives_no_numbers() -> None:
     net = model()
-    net.generator.proj.bias.detach().fill_(math.nan)
+    net.get_parameter("generator.proj.bias").detach().fill_(math.nan)
     with pytest.raises(FloatingPointError, match="are NaN"):
         beam_search(net, [[4]])
 
 
-def test_nothing_is_changed():
+def test_nothing_is_changed() -> None:
     net = model()
     weights = copy.deepcopy(net.state_dict())
     net.train()
@@ -319,3 +345,44 @@ def test_nothing_is_changed():
     assert all(
         torch.equal(a, b) for a, b in zip(weights.values(), net.state_dict().values(), strict=True)
     )
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_special_tokens_may_have_other_numbers(beam: int) -> None:
+    """Tokens are renamed, and so are the rows of the model's tables: outputs are renamed, too."""
+    renamed, special = torch.tensor([8, 3, 5, 0, 1, 2, 4, 6, 7]), SpecialIds(pad=8, bos=3, eos=5)
+    net, sources = model(3, ends=0.5), [[4, 5, 6], [7], []]
+    other = copy.deepcopy(net)
+    sides = ("src_embed.0.lut.weight", "tgt_embed.0.lut.weight")
+    for name in (*sides, "generator.proj.weight", "generator.proj.bias"):
+        other.get_parameter(name).data[renamed] = net.get_parameter(name).data
+    to = renamed.tolist()
+    for start in (readable_steps, start_steps):
+        found = beam_search(net, sources, beam=beam, max_len=7, start=start)
+        names = [[to[t] for t in source] for source in sources]
+        again = beam_search(other, names, beam=beam, max_len=7, start=start, special=special)
+        assert [[to[t] for t in one[0].tokens] for one in found] == [a[0].tokens for a in again]
+        greedy = greedy_search(net, sources, 7, start=start)
+        others = greedy_search(other, names, 7, start=start, special=special)
+        assert [[to[t] for t in one] for one in greedy] == others
+        assert any(greedy)
+
+
+def test_without_float64_sums_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Apple's GPUs, which have none."""
+    net, sources = model(0).float(), [[4, 5], [6, 7, 8]]
+    exact = beam_search(net, sources, max_len=6)
+    begin, kinds = module._begin, []
+
+    def seen(*arguments: Any) -> Any:
+        made = begin(*arguments)
+        kinds.append(made.log_probs.dtype)
+        return made
+
+    monkeypatch.setattr(module, "_begin", seen)
+    monkeypatch.setattr(module, "sum_type", lambda device: torch.float32)
+    found = beam_search(net, sources, max_len=6)
+    assert kinds == [torch.float32]
+    for ours, theirs in zip(found, exact, strict=True):
+        assert ours[0].tokens == theirs[0].tokens
+        assert ours[0].score == pytest.approx(theirs[0].score, abs=1e-4)

@@ -34,5 +34,5 @@ from tests.claims import assert_claim_can_fail
         ("6.3b", "found.sort(key=lambda hypothesis: -hypothesis.score)", "found"),
     ],
 )
-def test_broken_search_is_noticed(claim, old, new):
+def test_broken_search_is_noticed(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail("translation/beam_search", claim, old, new)

@@ -27,8 +27,8 @@ from tests.claims import assert_claim_can_fail
             "model.generator(out[:, 0]).argmax(dim=-1, keepdim",
         ),
         # what follows the end is kept
-        ("3.a", "& (token != EOS)", ""),
+        ("3.a", "& (token != special.eos)", ""),
     ],
 )
-def test_broken_decoding_is_noticed(claim, old, new):
+def test_broken_decoding_is_noticed(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail("translation/greedy", claim, old, new)

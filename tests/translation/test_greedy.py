@@ -1,14 +1,16 @@
 """Tests of greedy decoding: batches, ends and limits change nothing but the time."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from annotated_transformer.fast import search
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import padding_mask
-from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import pad_sequences
 from annotated_transformer.translation.greedy import (
@@ -18,21 +20,9 @@ from annotated_transformer.translation.greedy import (
     max_positions,
     strip,
 )
+from tests.translation.small import opinionated
 
 VOCAB = 11
-
-
-def model(seed: int = 0, ends: float = 0.0, **options: object) -> EncoderDecoder:
-    """A model with opinions: its weights are large, so that outputs differ from each other."""
-    torch.manual_seed(seed)
-    sizes = {"N": 1, "d_model": 8, "d_ff": 16, "h": 2, "max_len": 80, "tie": "none", **options}
-    made = make_model(VOCAB, VOCAB, **sizes).double().eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.mul_(2)
-        made.generator.proj.bias.normal_().mul_(0.5)
-        made.generator.proj.bias[EOS] += ends
-    return made
 
 
 sentence = st.lists(st.integers(4, VOCAB - 1), max_size=5)
@@ -61,8 +51,10 @@ def prefix_by_prefix(net: EncoderDecoder, source: list[int], limit: int) -> list
 
 @settings(max_examples=40)
 @given(seeds, sentences, st.integers(0, 7), st.integers(-3, 3), st.floats(0, 3))
-def test_search_is_the_definition_sentence_by_sentence(seed, sources, max_len, extra, ends):
-    net = model(seed, ends)
+def test_search_is_the_definition_sentence_by_sentence(
+    seed: int, sources: list[list[int]], max_len: int, extra: int, ends: float
+) -> None:
+    net = opinionated(seed, ends)
     together = greedy_search(net, sources, max_len, extra=extra)
     assert search.greedy_search(net, sources, max_len, extra=extra) == together
     for source, output in zip(sources, together, strict=True):
@@ -72,9 +64,9 @@ def test_search_is_the_definition_sentence_by_sentence(seed, sources, max_len, e
     assert greedy_search(net, sources[::-1], max_len, extra=extra) == together[::-1]
 
 
-def test_the_examples_above_have_many_outputs_and_ends():
+def test_the_examples_above_have_many_outputs_and_ends() -> None:
     sources = [[4, 5, 6], [7], [8, 9, 10, 4, 5], [], [6, 6]]
-    found = [greedy_search(model(seed, 1.0), sources, 30) for seed in range(12)]
+    found = [greedy_search(opinionated(seed, 1.0), sources, 30) for seed in range(12)]
     lengths = {len(output) for outputs in found for output in outputs}
     assert len(lengths) > 5
     assert len({tuple(output) for outputs in found for output in outputs}) > 12
@@ -95,9 +87,11 @@ LONG = [4, 5, 6, 7] * 60  # 240 tokens
         (270, 280, 50, 270),
     ],
 )
-def test_an_output_without_end_is_as_long_as_allowed(positions, max_len, extra, written):
-    net = model(ends=-1e4, max_len=positions)
-    net.generator.proj.bias.detach()[PAD] = -1e4  # which would be stripped
+def test_an_output_without_end_is_as_long_as_allowed(
+    positions: int, max_len: int | None, extra: int, written: int
+) -> None:
+    net = opinionated(ends=-1e4, max_len=positions)
+    net.get_parameter("generator.proj.bias").detach()[PAD] = -1e4  # which would be stripped
     short = min(written, 1 + extra)
     found = search.greedy_search(net, [LONG, [4]], max_len, extra=extra)
     assert [len(output) for output in found] == [written, short]
@@ -106,21 +100,21 @@ def test_an_output_without_end_is_as_long_as_allowed(positions, max_len, extra, 
         assert [len(best.tokens) for (best,) in every] == [written, short]
 
 
-def test_strip():
+def test_strip() -> None:
     assert strip([5, 6, EOS, 7]) == [5, 6]
     assert strip([5, PAD, 6]) == [5, 6]
     assert strip([EOS]) == strip([]) == []
 
 
-def test_finished_sentences_leave_the_batch():
-    net, seen = model(ends=-1e4), []
+def test_finished_sentences_leave_the_batch() -> None:
+    net, seen = opinionated(ends=-1e4), []
 
     class Counting(PrefixSteps):
-        def __call__(self, tokens):
+        def __call__(self, tokens: Tensor) -> Tensor:
             seen.append(len(tokens))
             return super().__call__(tokens)
 
-    def start(net, src, mask, beam):
+    def start(net: EncoderDecoder, src: Tensor, mask: Tensor, beam: int) -> Counting:
         return Counting(net, net.encode(src, mask), mask, beam)
 
     found = greedy_search(net, [[4], [5, 6, 7], [8, 9, 10, 4, 5]], extra=0, start=start)
@@ -128,8 +122,8 @@ def test_finished_sentences_leave_the_batch():
     assert [len(output) for output in found] <= [1, 3, 5]
 
 
-def test_the_plain_loop_takes_numbers_as_a_mask():
-    net, src = model(5), torch.tensor([[4, 5, 6], [7, 8, 9]])
+def test_the_plain_loop_takes_numbers_as_a_mask() -> None:
+    net, src = opinionated(5), torch.tensor([[4, 5, 6], [7, 8, 9]])
     expected = greedy_decode(net, src, torch.ones(2, 1, 3).bool(), 8, BOS)
     numbers = torch.ones(1, 1, 3)  # as the article's code has it
     assert torch.equal(greedy_decode(net, src, numbers, max_len=8, start_symbol=BOS), expected)
@@ -138,15 +132,17 @@ def test_the_plain_loop_takes_numbers_as_a_mask():
 
 @settings(max_examples=20)
 @given(seeds, sentences, st.integers(1, 9))
-def test_the_plain_loop_is_the_definition(seed, sources, max_len):
-    net = model(seed)
+def test_the_plain_loop_is_the_definition(
+    seed: int, sources: list[list[int]], max_len: int
+) -> None:
+    net = opinionated(seed)
     src, mask = block(sources)
     for source, row in zip(sources, greedy_decode(net, src, mask, max_len + 1, BOS), strict=True):
         assert strip(row[1:].tolist()) == prefix_by_prefix(net, source, max_len)
 
 
-def test_edges():
-    net = model()
+def test_edges() -> None:
+    net = opinionated()
     assert greedy_search(net, []) == []
     assert len(greedy_search(net, [[], []])) == 2
     assert greedy_search(net, [[4, 5, 6]], 0) == [[]]
@@ -157,12 +153,14 @@ def test_edges():
 
 
 @pytest.mark.parametrize("run", [greedy_search, search.greedy_search])
-def test_positions_are_limited(run):
-    net = model(max_len=12)
+def test_positions_are_limited(
+    run: Callable[[EncoderDecoder, list[list[int]]], list[list[int]]],
+) -> None:
+    net = opinionated(max_len=12)
     assert max_positions(net) == 12
     with pytest.raises(IndexError, match="12 positions"):
         run(net, [[4] * 12])
     for seed in range(5):  # without an end, outputs stop where the model does
-        endless = model(seed, ends=-1e3, max_len=12)
+        endless = opinionated(seed, ends=-1e3, max_len=12)
         tokens = greedy_decode(endless, *block([[4] * 11]), 13, BOS)[0, 1:].tolist()
         assert run(endless, [[4] * 11]) == [[t for t in tokens if t != PAD]]

@@ -55,22 +55,22 @@ class Verb(NamedTuple):
         return {"ich": self.stem[:-1], "3": self.third, "p": self.stem}[person]
 
 
-def _rows(name: str) -> list[dict[str, str]]:
+def read_table(name: str) -> list[dict[str, str]]:
     """Return the lines of a table by the names of its columns."""
     text = (files(__package__) / f"{name}.tsv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
     return [{name: "" if word == "-" else word for name, word in row.items()} for row in rows]
 
 
-NOUNS: Final = tuple(Noun(**row) for row in _rows("nouns"))
-VERBS: Final = tuple(Verb(**row) for row in _rows("verbs"))
-ADJECTIVES: Final = _rows("adjectives")  # with the kinds of nouns that each describes
-ADVERBS: Final = _rows("adverbs")  # an early one stands before the English verb: *often*
-ENDINGS: Final = {(row["table"], row["case"]): row for row in _rows("endings")}
-PRONOUNS: Final = {row["english"]: row for row in _rows("pronouns")}
-NUMBERS: Final = {int(row["number"]): row for row in _rows("numbers")}
+NOUNS: Final = tuple(Noun(**row) for row in read_table("nouns"))
+VERBS: Final = tuple(Verb(**row) for row in read_table("verbs"))
+ADJECTIVES: Final = read_table("adjectives")  # with the kinds of nouns that each describes
+ADVERBS: Final = read_table("adverbs")  # an early one stands before the English verb: *often*
+ENDINGS: Final = {(row["table"], row["case"]): row for row in read_table("endings")}
+PRONOUNS: Final = {row["english"]: row for row in read_table("pronouns")}
+NUMBERS: Final = {int(row["number"]): row for row in read_table("numbers")}
 # By person, as the finite verb: ``ich``, ``3`` (he, she, it) or ``p`` (we, they).
-AUXILIARIES: Final = {(row["language"], row["name"]): row for row in _rows("auxiliaries")}
+AUXILIARIES: Final = {(row["language"], row["name"]): row for row in read_table("auxiliaries")}
 
 
 def form(table: str, case: Case, gender: str) -> str:

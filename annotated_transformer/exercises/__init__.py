@@ -1,0 +1,65 @@
+"""Exercises that answer: ``check("attention", yours)`` shows examples and names the mistake."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+from annotated_transformer.exercises.declare import Exercise
+from annotated_transformer.exercises.machinery import Result, report, run
+
+__all__ = ["GROUPS", "NAMES", "Exercise", "Result", "check", "find"]
+
+# Where each exercise is declared; a module is imported when one of its exercises is checked.
+MODULES: Final = {
+    "layers": "layer_norm residual feed_forward sinusoid scaled_embedding layer_parameters",
+    "attending": "attention window_mask subsequent_mask padding_mask split_heads join_heads "
+    "multi_head_attention neighbourhood_mask attention_products",
+    "learning": "shift_target token_batches token_loss average_gradients",
+    "updates": "learning_rate adam_step label_smoothing dropout average_checkpoints",
+    "words": "bpe_merge bpe_best_pair bpe_encode ngram_precision bleu",
+    "decoding": "greedy_decode length_penalty beam_step beam_search best_attended",
+    "background": "lstm_step gru_step additive_attention causal_convolution",
+}
+NAMES: Final = {name: module for module, names in MODULES.items() for name in names.split()}
+GROUPS: Final = {  # several parts under one name, in this order
+    "masks": ("subsequent_mask", "padding_mask"),
+    "heads": ("split_heads", "join_heads"),
+}
+
+
+def find(name: str) -> Exercise:
+    """Return an exercise by its name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name not in NAMES:
+        known = ", ".join(sorted([*NAMES, *GROUPS]))
+        raise ValueError(f"there is no exercise {name!r}; there are {known}")
+    exercises: dict[str, Exercise] = importlib.import_module(f"{__name__}.{NAMES[name]}").EXERCISES
+    return exercises[name]
+
+
+def check(name: str, *yours: Any) -> Result:
+    """Check a reader's answer: show three examples, try random cases, say what is wrong.
+
+    A wrong answer raises nothing, so that a notebook goes on; see ``Result.passed``.
+
+    Args:
+        name: Of an exercise, such as ``"attention"``, or of a group of several.
+        yours: The function, or the class of a layer; for a group, one for each part.
+
+    Raises:
+        ValueError: There is no exercise of this name, or the number of parts is wrong.
+    """
+    parts = GROUPS.get(name, (name,))
+    exercises = [find(part) for part in parts]
+    if len(parts) != len(yours):
+        raise ValueError(f"{name} takes {len(parts)}: {', '.join(parts)}; {len(yours)} were given")
+    results = []
+    for part, exercise, answer in zip(parts, exercises, yours, strict=True):
+        result, trial = run(part, exercise, answer)
+        report(exercise, result, trial)
+        results.append(result)
+    return next((result for result in results if not result.passed), results[-1])

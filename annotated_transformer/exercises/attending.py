@@ -1,0 +1,330 @@
+"""Attention, its masks and its heads; restricted attention and what a layer costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.exercises.declare import Case, Draw, Exercise
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.complexity import neighbourhood_mask
+from annotated_transformer.model.multi_head import padding_mask, split_heads, subsequent_mask
+
+Mask = Tensor | None
+Scale = Callable[[Tensor, Tensor], float]
+
+
+def wrong_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask = None,
+    *,
+    scale: Scale = lambda q, v: math.sqrt(q.size(-1)),
+    axis: int = -1,
+    invert: bool = False,
+    late: bool = False,
+    fill: float = -math.inf,
+    empty: bool = True,
+) -> Tensor:
+    """Attend with one of the known mistakes."""
+    scores = query @ key.mT / scale(query, value)
+    if mask is None:
+        return scores.softmax(axis) @ value
+    hidden = mask != 0 if invert else mask == 0
+    if late:
+        return scores.softmax(axis).masked_fill(hidden, 0.0) @ value
+    weights = scores.masked_fill(hidden, fill).softmax(axis)
+    return (weights.masked_fill(hidden, 0.0) if empty else weights) @ value
+
+
+def no_softmax(query: Tensor, key: Tensor, value: Tensor, mask: Mask = None) -> Tensor:
+    """Weigh by the scores themselves: wrong."""
+    scores = query @ key.mT / math.sqrt(query.size(-1))
+    return (scores if mask is None else scores.masked_fill(mask == 0, 0.0)) @ value
+
+
+def _attention_case(draw: Draw) -> Case:
+    n, m, d_k = draw.integer(1, 4), draw.integer(2, 5), draw.integer(2, 6)
+    lead = [draw.integer(1, 2) for _ in range(draw.integer(0, 2))]
+    q, k, v = draw.normal(*lead, n, d_k), draw.normal(*lead, m, d_k), draw.normal(*lead, m, 3)
+    mask = draw.mask(*lead, n, m)
+    mask[..., 0, :] = draw.integer(0, 2) > 0  # sometimes a query that may attend to nothing
+    return q, k, v, mask if draw.integer(0, 2) else None
+
+
+def _attention_examples() -> list[Case]:
+    draw = Draw(3)
+    eye, values = 4 * torch.eye(3, dtype=torch.float64), draw.normal(3, 4)
+    x = draw.normal(4, 3)
+    part = torch.tensor([[True, False, False], [True, True, False], [False, False, False]])
+    causal = torch.ones(4, 4, dtype=torch.bool).tril()
+    return [(eye, eye, values, None), (x, x, x, causal), (eye, eye, values, part)]
+
+
+ATTENTION: Final = Exercise(
+    attention,
+    _attention_examples(),
+    _attention_case,
+    {
+        "scale missing: divide the scores by √d_k": partial(wrong_attention, scale=lambda q, v: 1),
+        "divided by d_k, not by its root":
+            partial(wrong_attention, scale=lambda q, v: q.size(-1)),
+        "multiplied by √d_k, not divided":
+            partial(wrong_attention, scale=lambda q, v: q.size(-1) ** -0.5),
+        "scaled by the width of the values, not of the keys":
+            partial(wrong_attention, scale=lambda q, v: v.size(-1) ** 0.5),
+        "softmax along the wrong axis: each query spreads its weight over the keys":
+            partial(wrong_attention, axis=-2),
+        "mask inverted: true means that a query may attend": partial(wrong_attention, invert=True),
+        "mask inverted, and NaN where a query may attend to nothing":
+            partial(wrong_attention, invert=True, empty=False),
+        "mask ignored": lambda q, k, v, mask=None: attention(q, k, v)[0],
+        "mask after the softmax: the weights no longer add up to one":
+            partial(wrong_attention, late=True),
+        "scores set to 0 where they are hidden, not to −∞":
+            partial(wrong_attention, fill=0.0, empty=False),
+        "a query that may attend to nothing gives NaN; zeros are wanted":
+            partial(wrong_attention, empty=False),
+        "a query that may attend to nothing gets the mean of all values; zeros are wanted":
+            partial(wrong_attention, empty=False, fill=-1e9),
+        "softmax missing": no_softmax,
+    },
+    first=True,
+)  # fmt: skip
+
+
+def window_mask(n: int, r: int, *, edge: int = 0, causal: bool = True) -> Tensor:
+    """Let each position see the last ``r``, itself included: ``(1, n, n)``."""
+    behind = torch.arange(n).unsqueeze(1) - torch.arange(n)
+    near = behind < r + edge
+    return (near & (behind >= 0) if causal else near & (behind > -r - edge)).unsqueeze(0)
+
+
+WINDOW_MASK: Final = Exercise(
+    window_mask,
+    [(5, 2), (6, 3), (4, 1)],
+    lambda draw: ((n := draw.integer(1, 9)), draw.integer(1, n)),
+    {
+        "off by one: a position counts itself among its r": partial(window_mask, edge=1),
+        "off by one: too narrow": partial(window_mask, edge=-1),
+        "not causal: later positions are visible": partial(window_mask, causal=False),
+        "mask inverted: true means that a query may attend": lambda n, r: ~window_mask(n, r),
+        "rows and columns exchanged: a row is a query": lambda n, r: window_mask(n, r).mT,
+        "leading axis missing: (1, n, n)": lambda n, r: window_mask(n, r)[0],
+        "the window missing: all earlier positions are visible": lambda n, r: window_mask(n, n),
+    },
+)
+
+
+def _square(size: int, diagonal: int = 0) -> Tensor:
+    return torch.ones(1, size, size, dtype=torch.bool).tril(diagonal)
+
+
+SUBSEQUENT_MASK: Final = Exercise(
+    subsequent_mask,
+    [(3,), (5,), (1,)],
+    lambda draw: (draw.integer(1, 9),),
+    {
+        "off by one: a position may attend to itself": partial(_square, diagonal=-1),
+        "off by one: the next position is visible": partial(_square, diagonal=1),
+        "mask inverted: true means that a query may attend": lambda n: ~_square(n),
+        "upper triangle: rows are queries, columns are keys": lambda n: _square(n).mT,
+        "leading axis missing: (1, size, size)": lambda n: _square(n)[0],
+        "all positions are visible": lambda n: _square(n, n),
+    },
+)
+
+
+def _tokens(*rows: list[int]) -> Case:
+    return torch.tensor(rows), 0
+
+
+def _padding_case(draw: Draw) -> Case:
+    pad = draw.integer(0, 3)
+    return draw.integers(0, 4, draw.integer(1, 4), draw.integer(1, 6)), pad
+
+
+PADDING_MASK: Final = Exercise(
+    padding_mask,
+    [_tokens([5, 7, 2, 0, 0]), _tokens([4, 2, 0], [4, 5, 2]), _tokens([3, 0], [0, 0], [1, 2])],
+    _padding_case,
+    {
+        "mask inverted: true means that a key may be attended to": lambda x, pad: (x == pad)[
+            :, None
+        ],
+        "axis for the queries missing: (batch, 1, length)": lambda x, pad: x != pad,
+        "axis in the wrong place: keys are the last axis": lambda x, pad: (x != pad)[:, :, None],
+        "pad ignored: padding is not always number 0": lambda x, pad: (x != 0)[:, None],
+        "larger than pad: other tokens may have smaller numbers": lambda x, pad: (x > pad)[:, None],
+    },
+)
+
+
+def _heads_case(draw: Draw) -> Case:
+    h, d = draw.integer(1, 3), draw.integer(2, 4)
+    return draw.normal(draw.integer(1, 2), draw.integer(2, 4), h * d), h
+
+
+def _viewed(x: Tensor, h: int) -> Tensor:
+    return x.reshape(len(x), h, x.size(1), -1)
+
+
+def _interleaved(x: Tensor, h: int) -> Tensor:
+    y: Tensor = x.unflatten(-1, (-1, h)).permute(0, 3, 1, 2)
+    return y
+
+
+SPLIT_HEADS: Final = Exercise(
+    split_heads,
+    [(torch.arange(8.0).double().view(1, 2, 4), 2), (torch.arange(18.0).double().view(1, 3, 6), 3),
+     (torch.arange(4.0).double().view(1, 1, 4), 1)],
+    _heads_case,
+    {
+        "positions mixed with heads: cut the last axis first, then exchange axes": _viewed,
+        "transpose missing: (batch, h, length, d)": lambda x, h: x.unflatten(-1, (h, -1)),
+        "heads interleaved: a head has neighbouring features": _interleaved,
+        "batch and heads exchanged": lambda x, h: split_heads(x, h).transpose(0, 1),
+        "positions and features exchanged": lambda x, h: split_heads(x, h).mT,
+    },
+)  # fmt: skip
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """Concatenate heads ``(batch, h, length, d)``: ``(batch, length, h * d)``."""
+    y: Tensor = x.transpose(1, 2).flatten(2)
+    return y
+
+
+def _joined_case(draw: Draw) -> Case:
+    return (draw.normal(*(draw.integer(1, 2), draw.integer(1, 3), draw.integer(2, 4), 2)),)
+
+
+JOIN_HEADS: Final = Exercise(
+    join_heads,
+    [(torch.arange(8.0).double().view(1, 2, 2, 2),),
+     (torch.arange(18.0).double().view(1, 3, 3, 2),),
+     (torch.arange(4.0).double().view(1, 1, 2, 2),)],
+    _joined_case,
+    {
+        "transpose missing: positions are mixed with heads":
+            lambda x: x.reshape(len(x), x.size(2), -1),
+        "heads interleaved: the features of a head stay together":
+            lambda x: x.permute(0, 2, 3, 1).flatten(2),
+        "heads added, not concatenated": lambda x: x.sum(1),
+        "heads concatenated one below the other": lambda x: x.flatten(1, 2),
+        "heads in reverse order": lambda x: join_heads(x.flip(1)),
+    },
+)  # fmt: skip
+
+
+def multi_head(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor,
+    h: int, mask: Mask = None, *,
+    split: Any = split_heads, join: Any = join_heads, scale: Any = None,
+) -> Tensor:  # fmt: skip
+    """Attend by ``h`` heads with given projections; the options make the known mistakes."""
+    q, k, v = (split(x @ w, h) for x, w in ((query, w_q), (key, w_k), (value, w_v)))
+    q = q if scale is None else q * scale(query, h)
+    heads = attention(q, k, v, None if mask is None else mask.unsqueeze(1))[0]
+    y: Tensor = join(heads) @ w_o
+    return y
+
+
+def _multi_head_case(draw: Draw) -> Case:
+    h, d, b, n, m = (draw.integer(*ends) for ends in ((1, 3), (2, 3), (2, 3), (1, 3), (2, 4)))
+    x = draw.normal(b, n, h * d), draw.normal(b, m, h * d), draw.normal(b, m, h * d)
+    mask = draw.mask(b, 1, m) if draw.integer(0, 1) else None
+    return *x, *(draw.normal(h * d, h * d) for _ in range(4)), h, mask
+
+
+def _wide_scale(query: Tensor, h: int) -> float:
+    return float(h**-0.5)  # from √d_k to √d_model
+
+
+def _no_output(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, c: Tensor, _: Tensor, h: int, mask: Mask
+) -> Tensor:
+    one = torch.eye(len(c), dtype=c.dtype)
+    return multi_head(q, k, v, a, b, c, one, h, mask)
+
+
+MULTI_HEAD: Final = Exercise(
+    multi_head,
+    [_multi_head_case(Draw(seed)) for seed in (1, 2, 5)],
+    _multi_head_case,
+    {
+        "scaled by the width of the model, not of a head": partial(multi_head, scale=_wide_scale),
+        "scale missing: divide by the root of a head's width":
+            partial(multi_head, scale=lambda q, h: (q.size(-1) / h) ** 0.5),
+        "one wide head: the projections are not split":
+            lambda *a: multi_head(*[*a[:7], 1, *a[8:]]),
+        "heads cut wrongly: positions are mixed with heads": partial(multi_head, split=_viewed),
+        "heads interleaved": partial(multi_head, split=_interleaved),
+        "heads joined wrongly: the transpose before the concatenation is missing":
+            partial(multi_head, join=lambda x: x.reshape(len(x), x.size(2), -1)),
+        "W^O missing": _no_output,
+        "mask ignored": lambda *a: multi_head(*a[:8]),
+        "keys and values exchanged":
+            lambda q, k, v, a, b, c, *r: multi_head(q, v, k, a, b, c, *r),
+        "matrices transposed: x @ W": lambda *a: multi_head(*a[:3], *(w.T for w in a[3:7]), *a[7:]),
+    },
+    first=True,
+)  # fmt: skip
+
+
+NEIGHBOURHOOD_MASK: Final = Exercise(
+    neighbourhood_mask,
+    [(5, 3), (6, 5), (4, 1)],
+    lambda draw: (draw.integer(1, 9), 2 * draw.integer(0, 4) + 1),
+    {
+        "off by one: r // 2 positions to each side": lambda n, r: neighbourhood_mask(n, r + 2),
+        "r positions to each side; r is the whole window":
+            lambda n, r: neighbourhood_mask(n, 2 * r + 1),
+        "off by one: the farthest neighbours are missing":
+            lambda n, r: neighbourhood_mask(n, max(1, r - 2)),
+        "causal: the window reaches to both sides": window_mask,
+        "mask inverted: true means that a query may attend": lambda n, r: ~neighbourhood_mask(n, r),
+        "leading axis missing: (1, n, n)": lambda n, r: neighbourhood_mask(n, r)[0],
+    },
+)  # fmt: skip
+
+
+def layer_products(n: int, d: int, *, projections: int = 4, own: int = 2, each: int = 1) -> int:
+    """Count the multiplications of a self-attention layer's matrix products."""
+    return each * (projections * n * d**2 + own * n**2 * d)
+
+
+OPERATIONS: Final = Exercise(
+    layer_products,
+    [(10, 4), (25, 512), (512, 512)],
+    lambda draw: (draw.integer(1, 900), draw.integer(1, 900)),
+    {
+        "projections not counted": partial(layer_products, projections=0),
+        "W^O not counted": partial(layer_products, projections=3),
+        "one of the two products QKᵀ and weights times V is missing":
+            partial(layer_products, own=1),
+        "the products QKᵀ and weights times V are missing": partial(layer_products, own=0),
+        "additions counted as well: multiplications alone are wanted":
+            partial(layer_products, each=2),
+        "n and d exchanged": lambda n, d: layer_products(d, n),
+    },
+)  # fmt: skip
+
+
+EXERCISES: Final = {
+    "attention": ATTENTION,
+    "window_mask": WINDOW_MASK,
+    "subsequent_mask": SUBSEQUENT_MASK,
+    "padding_mask": PADDING_MASK,
+    "split_heads": SPLIT_HEADS,
+    "join_heads": JOIN_HEADS,
+    "multi_head_attention": MULTI_HEAD,
+    "neighbourhood_mask": NEIGHBOURHOOD_MASK,
+    "attention_products": OPERATIONS,
+}

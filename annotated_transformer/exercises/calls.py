@@ -1,0 +1,179 @@
+"""One call of a reader's function: what it returned, or what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import signal
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.exercises.declare import (
+    Answer,
+    Case,
+    Difference,
+    Exercise,
+    compare,
+    compare_tensors,
+)
+
+OURS: Final = str(Path(__file__).parent)
+LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+
+class OutOfTimeError(BaseException):
+    """The time of a check is over; an ``except Exception`` of the reader's does not catch it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise ``OutOfTimeError`` after so many seconds of the processor, where signals allow it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "setitimer") or signal.getitimer(signal.ITIMER_PROF)[0]:
+        yield
+        return
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators, and put them back as they were."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call gave.
+
+    Attributes:
+        value: The result, unless the call failed.
+        grads: Gradients of a sum with uneven weights, for each input that has one.
+        error: What went wrong.
+        raised: The exception, if there was one.
+    """
+
+    value: Any = None
+    grads: tuple[Tensor, ...] | None = None
+    error: Difference | None = None
+    raised: Exception | None = None
+
+
+def _inputs(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of floating point numbers in a case."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _inputs(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _inputs(one)
+
+
+def where_raised(error: BaseException) -> str:
+    """Return the line of the reader's code that raised, as a traceback shows it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((OURS, *LIBRARIES))]
+    if not own:
+        return ""
+    return f" (line {own[-1].lineno}: {own[-1].line})" if own[-1].line else ""
+
+
+def describe(error: Exception) -> Difference:
+    """Say what an exception means."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{where_raised(error)}"
+    return Difference("error", text)
+
+
+def _grads(value: Any, inputs: list[Tensor]) -> tuple[Tensor, ...] | None:
+    """Return gradients, or None if the result depends on no input by a derivative."""
+    outs = [one for one in _inputs(value) if one.requires_grad]
+    if not outs or not inputs:
+        return None
+    total = torch.stack(
+        [(out * torch.linspace(0.5, 1.5, out.numel()).to(out).view_as(out)).sum() for out in outs]
+    ).sum()
+    found = torch.autograd.grad(total, inputs, allow_unused=True)
+    return tuple(
+        torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, found, strict=True)
+    )
+
+
+def call(answer: Answer, case: Case, exercise: Exercise, *, seed: int = 0) -> Outcome:
+    """Call a function on a copy of a case, without gradients and with them."""
+    given = copy.deepcopy(case)
+    try:
+        with seeded(seed):
+            value = answer(*given)
+            if not isinstance(value, str | Tensor | dict | list | tuple) and hasattr(
+                value, "__next__"
+            ):
+                value = list(value)
+    except Exception as error:
+        return Outcome(error=describe(error), raised=error)
+    if compare(list(case), list(given), exercise):
+        return Outcome(error=Difference("inputs", "the function changes its inputs in place"))
+    given = copy.deepcopy(case)
+    inputs = [x.requires_grad_() for x in _inputs(given)]
+    if not inputs:
+        return Outcome(value)
+    try:
+        with seeded(seed):
+            result = answer(*given)
+            grads = _grads(_first(result) if exercise.first else result, inputs)
+    except Exception as error:
+        return Outcome(error=describe(error), raised=error)
+    return Outcome(value, grads)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) and value else value
+
+
+def difference(wanted: Outcome, yours: Outcome, exercise: Exercise) -> Difference | None:
+    """Return how the outcome of a call differs from what is wanted."""
+    if yours.error or wanted.error:
+        both = wanted.error and yours.error and wanted.error.kind == yours.error.kind
+        same = both and type(wanted.raised) is type(yours.raised)
+        return None if same else yours.error or Difference("error", "an error is wanted")
+    values = wanted.value, yours.value
+    if exercise.first:
+        values = _first(values[0]), _first(values[1])
+    if found := compare(*values, exercise):
+        return found
+    if wanted.grads is None:
+        return None
+    if yours.grads is None:
+        text = "the values are right, but no gradient reaches the inputs: was .detach(), .item(), "
+        return Difference("grad", text + "torch.tensor or no_grad used?")
+    for a, b in zip(wanted.grads, yours.grads, strict=True):
+        if found := compare_tensors(a, b, exercise):
+            return Difference("grad", f"the values are right, but a gradient is not: {found.text}")
+    return None

@@ -1,0 +1,266 @@
+"""Greedy decoding and beam search by a given model; where attention heads look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.exercises.declare import Case, Draw, Exercise
+from annotated_transformer.results.attention_maps import hits
+from annotated_transformer.translation.beam_search import length_penalty
+
+Step = Callable[[list[int]], Tensor]  # from the tokens so far to log-probabilities (vocab,)
+START: Final = 1
+END: Final = 2
+
+
+def make_step(table: Tensor) -> Step:
+    """Return a model: log-probabilities that depend on all tokens so far."""
+
+    def step(tokens: list[int]) -> Tensor:
+        mixed = sum(table[(token + 3 * i) % len(table)] for i, token in enumerate(tokens))
+        return torch.as_tensor(mixed).log_softmax(-1)
+
+    return step
+
+
+def greedy(
+    step: Step, start: int, end: int, max_len: int, *,
+    worst: bool = False, stop: bool = True, whole: bool = True, drop: int = 0, late: int = 0,
+) -> list[int]:  # fmt: skip
+    """Decode by the most probable token; ``max_len`` tokens at most, with start and end."""
+    tokens = [start]
+    while len(tokens) < max_len + late and not (stop and tokens[-1] == end and len(tokens) > 1):
+        scores = step(tokens if whole else tokens[-1:])
+        tokens.append(int(scores.argmin() if worst else scores.argmax()))
+    return tokens[drop:]
+
+
+def _greedy_case(draw: Draw) -> Case:
+    vocab = draw.integer(4, 6)
+    return make_step(2 * draw.normal(vocab, vocab)), START, END, draw.integer(2, 9)
+
+
+def _without_end(*case: object) -> list[int]:
+    tokens = greedy(*case)  # type: ignore[arg-type]
+    return tokens[:-1] if tokens[-1] == END else tokens
+
+
+GREEDY: Final = Exercise(
+    greedy,
+    [_greedy_case(Draw(seed)) for seed in (1, 2, 3)],
+    _greedy_case,
+    {
+        "the end symbol does not end the output": partial(greedy, stop=False),
+        "only the newest token is read: the model needs all tokens so far":
+            partial(greedy, whole=False),
+        "the least probable token, not the most probable": partial(greedy, worst=True),
+        "off by one: one token too many; max_len counts the start symbol":
+            partial(greedy, late=1),
+        "off by one: one token too few": partial(greedy, late=-1),
+        "the start symbol is missing from the output": partial(greedy, drop=1),
+        "the end symbol is missing from the output": _without_end,
+    },
+)  # fmt: skip
+
+
+def plain_power(length: int, alpha: float) -> float:
+    """Return the length to a power: not the paper's penalty."""
+    return math.pow(length, alpha)
+
+
+LENGTH_PENALTY: Final = Exercise(
+    length_penalty,
+    [(1, 0.6), (7, 0.6), (20, 1.0)],
+    lambda draw: (draw.integer(1, 60), 0.1 * draw.integer(0, 15)),
+    {
+        "the length itself to the power of α, not (5 + length) / 6": plain_power,
+        "sign of α": lambda n, alpha: length_penalty(n, -alpha),
+        "off by one: (5 + length) / 6 is 1 for a length of 1":
+            lambda n, alpha: length_penalty(n + 1, alpha),
+        "brackets: 5 + length / 6": lambda n, alpha: (5 + n / 6) ** alpha,
+        "the denominator is not raised to α": lambda n, alpha: (5 + n) ** alpha / 6,
+        "α multiplies, it is no exponent": lambda n, alpha: (5 + n) / 6 * alpha,
+        "divided by 5, not by 6": lambda n, alpha: ((5 + n) / 5) ** alpha,
+    },
+)  # fmt: skip
+
+
+Choice = tuple[Tensor, Tensor, Tensor]
+
+
+def beam_step(scores: Tensor, log_probs: Tensor, beam: int) -> Choice:
+    """Choose the best continuations of all hypotheses together.
+
+    Args:
+        scores: Log-probability of each hypothesis, ``(hypotheses,)``.
+        log_probs: Of each next token, ``(hypotheses, vocab)``.
+        beam: How many are kept.
+
+    Returns:
+        The new scores, the hypothesis that each one continues, and its token, best first.
+    """
+    best, index = (scores.unsqueeze(1) + log_probs).flatten().topk(beam)
+    return best, index // log_probs.size(1), index % log_probs.size(1)
+
+
+def _each(scores: Tensor, log_probs: Tensor, beam: int) -> Choice:
+    best, tokens = (scores.unsqueeze(1) + log_probs).max(1)
+    order = best.argsort(descending=True)[:beam]
+    return best[order], order, tokens[order]
+
+
+def _exchanged(scores: Tensor, log_probs: Tensor, beam: int) -> Choice:
+    best, parents, tokens = beam_step(scores, log_probs, beam)
+    return best, tokens, parents
+
+
+def _by_hypotheses(scores: Tensor, log_probs: Tensor, beam: int) -> Choice:
+    best, index = (scores.unsqueeze(1) + log_probs).flatten().topk(beam)
+    return best, index // len(scores), index % len(scores)
+
+
+def _beam_case(draw: Draw) -> Case:
+    beam, vocab = draw.integer(2, 4), draw.integer(4, 6)
+    return -draw.normal(beam).abs(), draw.normal(beam, vocab).log_softmax(-1), beam
+
+
+def _added_probabilities(scores: Tensor, log_probs: Tensor, beam: int) -> Choice:
+    return beam_step(scores, log_probs.exp(), beam)
+
+
+BEAM_STEP: Final = Exercise(
+    beam_step,
+    [_beam_case(Draw(seed)) for seed in range(3)],
+    _beam_case,
+    {
+        "the best token of each hypothesis: the best continuations of all together are wanted":
+            _each,
+        "the scores so far are not added": lambda s, p, beam: beam_step(0 * s, p, beam),
+        "probabilities added, not their logarithms": _added_probabilities,
+        "the worst continuations": lambda s, p, beam: beam_step(-s, -p, beam),
+        "hypotheses and tokens exchanged": _exchanged,
+        "number of the hypothesis: divide by the size of the vocabulary": _by_hypotheses,
+    },
+)  # fmt: skip
+
+
+Hypothesis = tuple[float, list[int]]
+
+
+def beam_search(
+    step: Step, start: int, end: int, beam: int, max_len: int, *,
+    stop: bool = True, alpha: float = 0.0, probabilities: bool = False, worst: bool = False,
+) -> list[int]:  # fmt: skip
+    """Return the most probable output that a beam finds.
+
+    A finished hypothesis keeps its place in the beam, and is not continued. The search ends when
+    all in the beam are finished, or have ``max_len`` tokens, start and end among them.
+    """
+    hypotheses: list[Hypothesis] = [(0.0, [start])]
+    for _ in range(max_len - 1):
+        new: list[Hypothesis] = []
+        for score, tokens in hypotheses:
+            if stop and tokens[-1] == end and len(tokens) > 1:
+                new.append((score, tokens))
+                continue
+            scores = step(tokens)
+            scores = scores.exp() if probabilities else scores
+            new += [(score + float(s), [*tokens, i]) for i, s in enumerate(scores)]
+        hypotheses = sorted(new, key=lambda one: -one[0])[:beam]
+    choose = min if worst else max
+    return choose(hypotheses, key=lambda one: one[0] / max(1, len(one[1]) - 1) ** alpha)[1]
+
+
+def _search_case(draw: Draw) -> Case:
+    vocab = draw.integer(4, 5)
+    step = make_step(1.5 * draw.normal(vocab, vocab))
+    return step, START, END, draw.integer(2, 3), draw.integer(3, 5)
+
+
+def _beam_of_one(step: Step, start: int, end: int, beam: int, max_len: int) -> list[int]:
+    return beam_search(step, start, end, 1, max_len)
+
+
+BEAM_SEARCH: Final = Exercise(
+    beam_search,
+    [_search_case(Draw(seed)) for seed in (1, 2, 3)],
+    _search_case,
+    {
+        "greedy: only one hypothesis is kept": _beam_of_one,
+        "finished hypotheses are continued": partial(beam_search, stop=False),
+        "probabilities added, not their logarithms": partial(beam_search, probabilities=True),
+        "divided by the length: the plain log-probability is wanted":
+            partial(beam_search, alpha=1.0),
+        "the worst hypothesis of the beam is returned": partial(beam_search, worst=True),
+        "off by one: max_len counts the start symbol":
+            lambda s, a, e, beam, most: beam_search(s, a, e, beam, most + 1),
+        "off by one: the beam is one too wide":
+            lambda s, a, e, beam, most: beam_search(s, a, e, beam + 1, most),
+        "the start symbol is missing from the output": lambda *a: beam_search(*a)[1:],
+    },
+)  # fmt: skip
+
+
+Links = Sequence[tuple[int, int]]
+
+
+def best_attended(weights: Tensor, links: Links) -> Tensor:
+    """Return, for each head of ``weights (h, n, m)``, the share of links that it follows.
+
+    Links are of a query and its right key. A query's key is found if its weight is the largest.
+    """
+    return hits([weights.unsqueeze(0)], [frozenset(links)])[0]
+
+
+def _share(weights: Tensor, links: Links, *, axis: int = -1, all_queries: bool = False,
+           mass: bool = False) -> Tensor:  # fmt: skip
+    found = torch.zeros(len(weights))
+    for query, key in links:
+        top = weights.argmax(axis)
+        right = top[:, query] == key if axis == -1 else top[:, key] == query
+        found += weights[:, query, key] if mass else right
+    return found / (weights.size(1) if all_queries else len(links))
+
+
+def _links_case(draw: Draw) -> Case:
+    h, n = draw.integer(1, 3), draw.integer(2, 5)
+    weights = (2 * draw.normal(h, n, n)).softmax(-1).float()
+    asked = draw.random.sample(range(n), draw.integer(1, n))
+    return weights, [(query, draw.integer(0, n - 1)) for query in sorted(asked)]
+
+
+BEST_ATTENDED: Final = Exercise(
+    best_attended,
+    [_links_case(Draw(seed)) for seed in range(3)],
+    _links_case,
+    {
+        "largest weight along the wrong axis: of each query over the keys":
+            partial(_share, axis=-2),
+        "divided by all queries: only those with a link are asked":
+            partial(_share, all_queries=True),
+        "mean weight on the right key: the share of queries whose largest weight is there":
+            partial(_share, mass=True),
+        "rows and columns exchanged: a link is (query, key)":
+            lambda w, links: _share(w, [(key, query) for query, key in links]),
+        "number of links found, not their share": lambda w, links: _share(w, links) * len(links),
+        "mean over all heads: one share a head is wanted":
+            lambda w, links: _share(w, links).mean().expand(len(w)),
+    },
+    tolerance=1e-6,
+    any_float=True,
+)  # fmt: skip
+
+
+EXERCISES: Final = {
+    "greedy_decode": GREEDY,
+    "length_penalty": LENGTH_PENALTY,
+    "beam_step": BEAM_STEP,
+    "beam_search": BEAM_SEARCH,
+    "best_attended": BEST_ATTENDED,
+}

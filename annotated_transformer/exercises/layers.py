@@ -1,0 +1,293 @@
+"""Layers: norm and residual (architecture), feed-forward, embeddings, the whole model's sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from annotated_transformer.exercises.declare import Answer, Case, Draw, Exercise
+from annotated_transformer.model.embeddings import sinusoid
+
+Map = Callable[[Tensor], Tensor]
+
+
+def as_function(sizes: Callable[..., tuple[Any, ...]]) -> Callable[[Answer], Answer]:
+    """Return an adapter: a reader's layer becomes a function of its input and parameters.
+
+    Args:
+        sizes: From the arguments of a case, those of the layer's constructor. The parameters of
+            the case are given to the layer's own in their order, matrices transposed if need be.
+    """
+
+    def adapt(answer: Answer) -> Answer:
+        if not (isinstance(answer, type) and issubclass(answer, nn.Module)):
+            return answer
+
+        def function(x: Tensor, *given: Tensor) -> Any:
+            layer = answer(*sizes(x, *given)).eval()
+            names = [name for name, _ in layer.named_parameters()]
+            if len(names) != len(given):
+                text = f"the layer has {len(names)} parameters, but {len(given)} are wanted"
+                raise ValueError(f"{text}: {', '.join(names) or 'none'}")
+            own = {}
+            for (name, parameter), value in zip(layer.named_parameters(), given, strict=True):
+                turn = value.dim() == 2 and parameter.shape == value.T.shape  # nn.Linear's weight
+                own[name] = value.T if turn else value
+            return functional_call(layer, own, (x,))
+
+        return function
+
+    return adapt
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    axis: int = -1,
+    eps: float = 1e-5,
+    outside: bool = False,
+    unbiased: bool = False,
+    root: bool = True,
+    centre: bool = True,
+    affine: bool = True,
+) -> Tensor:
+    """Normalise ``x (..., features)``; the options make the known mistakes."""
+    centred = x - x.mean(axis, keepdim=True)
+    variance = x.var(axis, correction=int(unbiased), keepdim=True)
+    scale = variance.sqrt() + eps if outside else (variance + eps).sqrt()
+    scale = scale if root else variance + eps
+    y = (centred if centre else x) / scale
+    return weight * y + bias if affine else y
+
+
+def _norm_case(draw: Draw) -> Case:
+    shape = *[draw.integer(2, 4) for _ in range(draw.integer(1, 2))], draw.integer(2, 6)
+    return 2 * draw.normal(*shape) + 1, draw.normal(shape[-1]), draw.normal(shape[-1])
+
+
+def _plain_norm(*rows: list[float]) -> Case:
+    x = torch.tensor(rows, dtype=torch.float64)
+    return x, torch.ones_like(x[0]), torch.zeros_like(x[0])
+
+
+LAYER_NORM: Final = Exercise(
+    layer_norm,
+    [
+        _plain_norm([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]),
+        _plain_norm([0.01, 0.02, 0.03], [5.0, 0.0, -5.0], [1.0, 1.0, 1.0]),
+        (_plain_norm([1.0, 3.0], [4.0, 0.0])[0], torch.tensor([2.0, 0.5]).double(),
+         torch.tensor([0.0, 1.0]).double()),
+    ],
+    _norm_case,
+    {
+        "ε added to the standard deviation, not to the variance under the root":
+            partial(layer_norm, outside=True),
+        "the unbiased variance: divide by the number of features, not by one less":
+            partial(layer_norm, unbiased=True),
+        "unbiased standard deviation, with ε added to it, as in The Annotated Transformer":
+            partial(layer_norm, unbiased=True, outside=True),
+        "mean and variance along the wrong axis: over positions, not over features":
+            partial(layer_norm, axis=-2),
+        "root missing: divided by the variance": partial(layer_norm, root=False),
+        "mean not subtracted": partial(layer_norm, centre=False),
+        "gain and bias missing": partial(layer_norm, affine=False),
+    },
+    adapt=as_function(lambda x, *_: (x.size(-1),)),
+    tolerance=1e-8,
+)  # fmt: skip
+
+
+def sublayer_connection(x: Tensor, sublayer: Map, norm: Map) -> Tensor:
+    """Put a sub-layer into its residual connection, post-norm."""
+    return norm(x + sublayer(x))
+
+
+def plain_norm(x: Tensor) -> Tensor:
+    """Normalise the last axis, without parameters."""
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def _maps(kind: int) -> Map:
+    def double(x: Tensor) -> Tensor:
+        return 2 * x
+
+    def square(x: Tensor) -> Tensor:
+        return x * x
+
+    def reverse(x: Tensor) -> Tensor:
+        return x.flip(-1) + 1
+
+    return (double, square, reverse)[kind]
+
+
+def _residual_case(draw: Draw) -> Case:
+    x = draw.normal(draw.integer(1, 3), draw.integer(3, 6))
+    return x, _maps(draw.integer(1, 2)), plain_norm
+
+
+RESIDUAL: Final = Exercise(
+    sublayer_connection,
+    [(torch.tensor([[1.0, 2.0, 4.0]]).double(), _maps(kind), plain_norm) for kind in range(3)],
+    _residual_case,
+    {
+        "pre-norm: x + sublayer(norm(x)), where the paper normalises the sum":
+            lambda x, f, norm: x + f(norm(x)),
+        "residual missing: x is not added": lambda x, f, norm: norm(f(x)),
+        "norm missing": lambda x, f, norm: x + f(x),
+        "norm of the sub-layer's output alone, not of the sum": lambda x, f, norm: x + norm(f(x)),
+        "both norms: of the input and of the sum": lambda x, f, norm: norm(x + f(norm(x))),
+        "x added after the norm": lambda x, f, norm: norm(x + f(x)) + x,
+    },
+)  # fmt: skip
+
+
+def feed_forward(
+    x: Tensor, w_1: Tensor, b_1: Tensor, w_2: Tensor, b_2: Tensor, *, act: Map = torch.relu
+) -> Tensor:
+    """Return ``max(0, x W1 + b1) W2 + b2``."""
+    return act(x @ w_1 + b_1) @ w_2 + b_2
+
+
+def _feed_forward_case(draw: Draw) -> Case:
+    d, d_ff = draw.integer(2, 4), draw.integer(5, 7)
+    x = draw.normal(draw.integer(1, 3), draw.integer(1, 4), d)
+    return x, draw.normal(d, d_ff), draw.normal(d_ff), draw.normal(d_ff, d), draw.normal(d)
+
+
+FEED_FORWARD: Final = Exercise(
+    feed_forward,
+    [_feed_forward_case(Draw(seed)) for seed in range(3)],
+    _feed_forward_case,
+    {
+        "ReLU missing": partial(feed_forward, act=lambda x: x),
+        "a second ReLU at the end": lambda *a: feed_forward(*a).relu(),
+        "ReLU at the end, not between the two matrices":
+            lambda *a: feed_forward(*a, act=lambda x: x).relu(),
+        "the first bias missing": lambda x, w, b, w_2, b_2: (x @ w).relu() @ w_2 + b_2,
+        "the first bias added after the ReLU":
+            lambda x, w, b, w_2, c: ((x @ w).relu() + b) @ w_2 + c,
+        "the second bias missing": lambda x, w, b, w_2, _: feed_forward(x, w, b, w_2, 0 * _),
+        "x added: the residual is not part of the network": lambda x, *a: x + feed_forward(x, *a),
+        "GELU in place of ReLU": partial(feed_forward, act=F.gelu),
+    },
+    adapt=as_function(lambda x, w_1, *_: tuple(w_1.shape)),
+)  # fmt: skip
+
+
+def waves(
+    length: int,
+    d_model: int,
+    *,
+    start: int = 0,
+    step: int = 2,
+    swap: bool = False,
+    halves: bool = False,
+    multiply: bool = False,
+    base: float = 10000,
+) -> Tensor:
+    """Return sinusoids; the options make the known mistakes."""
+    position = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)
+    exponent = torch.arange(0, d_model, 2, dtype=torch.float64) * step / 2 / d_model
+    angle = position * base**exponent if multiply else position / base**exponent
+    pair = (angle.cos(), angle.sin()) if swap else (angle.sin(), angle.cos())
+    return torch.cat(pair, dim=1) if halves else torch.stack(pair, dim=-1).flatten(1)
+
+
+def columns(length: int, d_model: int) -> Tensor:
+    """Give each column a wavelength of its own: wrong."""
+    place = torch.arange(d_model, dtype=torch.float64)
+    angle = torch.arange(length, dtype=torch.float64).unsqueeze(1) / 10000 ** (place / d_model)
+    return torch.where(place % 2 == 0, angle.sin(), angle.cos())
+
+
+SINUSOID: Final = Exercise(
+    lambda length, d_model: sinusoid(length, d_model, torch.float64),
+    [(6, 4), (10, 8), (3, 2)],
+    lambda draw: (draw.integer(1, 40), 2 * draw.integer(1, 8)),
+    {
+        "positions off by one: the first is 0": partial(waves, start=1),
+        "sine and cosine swapped: sines stand in the even columns": partial(waves, swap=True),
+        "sines and cosines in two halves: they take turns in the paper":
+            partial(waves, halves=True),
+        "the exponent is i/d_model, not 2i/d_model": partial(waves, step=1),
+        "the exponent is 4i/d_model: arange(0, d_model, 2) holds 2i already":
+            partial(waves, step=4),
+        "sine and cosine of a pair have different wavelengths: both have the same": columns,
+        "multiplied by the power of 10000, not divided": partial(waves, multiply=True),
+        "1000 in place of 10000": partial(waves, base=1000),
+        "rows and columns exchanged: a row is a position": lambda n, d: waves(n, d).T,
+    },
+    tolerance=2e-5,
+    any_float=True,
+)  # fmt: skip
+
+
+def scaled_embedding(tokens: Tensor, table: Tensor) -> Tensor:
+    """Look up tokens ``(batch, length)`` in a table ``(vocab, d_model)``, times its root."""
+    return table[tokens] * math.sqrt(table.size(1))
+
+
+def _embedding_case(draw: Draw) -> Case:
+    vocab = draw.integer(2, 6)
+    shape = draw.integer(1, 3), draw.integer(1, 4)
+    return draw.integers(0, vocab - 1, *shape), draw.normal(vocab, draw.integer(2, 6))
+
+
+EMBEDDING: Final = Exercise(
+    scaled_embedding,
+    [_embedding_case(Draw(seed)) for seed in range(3)],
+    _embedding_case,
+    {
+        "scale missing: times √d_model": lambda x, table: table[x],
+        "times d_model, not its root": lambda x, table: table[x] * table.size(1),
+        "divided by √d_model, not multiplied": lambda x, table: table[x] / table.size(1) ** 0.5,
+        "the root of the vocabulary's size, not of the width":
+            lambda x, table: table[x] * len(table) ** 0.5,
+        "the root of the sequence's length, not of the width":
+            lambda x, table: table[x] * x.size(-1) ** 0.5,
+    },
+)  # fmt: skip
+
+
+def layer_parameters(
+    d_model: int, d_ff: int, *, matrices: int = 4, biases: int = 1, norms: int = 2, ffn: int = 2
+) -> int:
+    """Count the parameters of an encoder layer."""
+    attention = matrices * (d_model**2 + biases * d_model)
+    network = ffn * d_model * d_ff + biases * (d_ff + d_model)
+    return attention + network + norms * 2 * d_model
+
+
+PARAMETERS: Final = Exercise(
+    layer_parameters,
+    [(512, 2048), (1024, 4096), (2, 3)],
+    lambda draw: (draw.integer(1, 600), draw.integer(1, 3000)),
+    {
+        "biases not counted": partial(layer_parameters, biases=0),
+        "W^O not counted": partial(layer_parameters, matrices=3),
+        "layer norms not counted": partial(layer_parameters, norms=0),
+        "only one of two layer norms counted": partial(layer_parameters, norms=1),
+        "only one matrix of the feed-forward network counted": partial(layer_parameters, ffn=1),
+        "a decoder layer, with a second attention": partial(layer_parameters, matrices=8, norms=3),
+        "biases and layer norms not counted": partial(layer_parameters, biases=0, norms=0),
+    },
+)
+
+
+EXERCISES: Final = {
+    "layer_norm": LAYER_NORM,
+    "residual": RESIDUAL,
+    "feed_forward": FEED_FORWARD,
+    "sinusoid": SINUSOID,
+    "scaled_embedding": EMBEDDING,
+    "layer_parameters": PARAMETERS,
+}

@@ -1,0 +1,167 @@
+"""``check``: examples, random cases, and the likely mistake by name."""
+
+from __future__ import annotations
+
+import sys
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from annotated_transformer.exercises.calls import (
+    Outcome,
+    OutOfTimeError,
+    call,
+    difference,
+    time_limit,
+)
+from annotated_transformer.exercises.declare import (
+    Answer,
+    Case,
+    Difference,
+    Draw,
+    Exercise,
+    brief,
+    size,
+)
+from annotated_transformer.exercises.show import draw_examples, print_examples
+
+CASES: Final = 30  # random ones
+SECONDS = 0.8  # of the processor, after which no new random case is tried
+LIMIT = 3.0  # for all cases together; a loop without end stops here
+NAMING = 0.5  # of the processor, for the search of the mistake's name
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a check found.
+
+    Attributes:
+        name: Of the exercise.
+        passed: Whether the answer is right.
+        message: One line for the reader.
+        tried: Number of cases that were tried.
+        case: The smallest case that failed, as arguments to call the function with.
+        mistake: The name of the likely mistake, if it is a known one.
+    """
+
+    name: str
+    passed: bool
+    message: str
+    tried: int = 0
+    case: Case | None = None
+    mistake: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the line for the reader."""
+        return self.message
+
+    def _ipython_display_(self) -> None:
+        """Show nothing: ``check`` has printed it."""
+
+
+def _seed(name: str, number: int) -> int:
+    """Return the seed of a case: the same in every run, and in any order of calls."""
+    return zlib.crc32(f"{name} {number}".encode())
+
+
+@dataclass
+class Trial:
+    """What happened in the cases that were tried."""
+
+    tried: list[tuple[Case, Outcome, Outcome, int]]  # with what was wanted, yours, and the seed
+    failed: list[tuple[Case, Difference]]
+
+
+def _try_cases(name: str, exercise: Exercise, answer: Answer) -> Trial:
+    """Call the answer on all examples and on random cases, until the time is over."""
+    trial = Trial([], [])
+    end = time.process_time() + SECONDS
+    for number in range(len(exercise.examples) + CASES):
+        seed, late = _seed(name, number), time.process_time() > end
+        random_number = number - len(exercise.examples)
+        if random_number < 0:
+            case = exercise.examples[number]
+        elif late or len(trial.failed) >= 15:
+            break
+        else:
+            case = exercise.draw(Draw(seed))
+        wanted = call(exercise.reference, case, exercise, seed=seed)
+        yours = call(answer, case, exercise, seed=seed)
+        trial.tried.append((case, wanted, yours, seed))
+        if found := difference(wanted, yours, exercise):
+            trial.failed.append((case, found))
+        if isinstance(yours.raised, NotImplementedError):
+            break
+    return trial
+
+
+def name_mistake(exercise: Exercise, trial: Trial) -> str | None:
+    """Return the known mistake that explains every answer of a trial."""
+    end = time.process_time() + NAMING
+    for message, variant in exercise.mistakes.items():
+        if time.process_time() > end:
+            break
+        tells = False  # apart from what is right
+        for case, wanted, yours, seed in trial.tried:
+            theirs = call(variant, case, exercise, seed=seed)
+            if difference(theirs, yours, exercise):
+                break
+            tells = tells or difference(wanted, theirs, exercise) is not None
+        else:
+            if tells:
+                return message
+    return None
+
+
+def _judge(name: str, exercise: Exercise, trial: Trial) -> Result:
+    """Make the result from a trial."""
+    tried, examples = len(trial.tried), len(exercise.examples)
+    if any(isinstance(yours.raised, NotImplementedError) for _, _, yours, _ in trial.tried):
+        return Result(name, False, f"{name}: not written yet", tried)
+    if not trial.failed:
+        grads = any(wanted.grads is not None for _, wanted, _, _ in trial.tried)
+        what = "shapes, values and gradients" if grads else "inputs"
+        text = f"passed: {examples} examples and {tried - examples} cases with random {what}"
+        return Result(name, True, f"{name}: {text}", tried)
+    case, found = min(trial.failed, key=lambda failure: size(failure[0]))
+    mistake = None if found.kind == "inputs" else name_mistake(exercise, trial)
+    likely = f"likely mistake: {mistake}. " if mistake else ""
+    shown = brief(case, 160)
+    text = f"{likely}In {len(trial.failed)} of {tried} cases {found.text}. Smallest: {shown}"
+    return Result(name, False, f"{name}: not yet. {text}", tried, case, mistake)
+
+
+def run(name: str, exercise: Exercise, yours: Any) -> tuple[Result, Trial]:
+    """Check an answer without printing anything."""
+    trial = Trial([], [])
+    if not callable(yours):
+        kind = type(yours).__name__
+        text = f"{name}: not yet. Give the function itself, not what it returns ({kind})"
+        return Result(name, False, text), trial
+    try:
+        with time_limit(LIMIT):
+            answer = exercise.adapt(yours)
+            trial = _try_cases(name, exercise, answer)
+    except OutOfTimeError:
+        text = f"{name}: not yet. No answer within {LIMIT:g} seconds: is there a loop without end?"
+        return Result(name, False, text), trial
+    return _judge(name, exercise, trial), trial
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel shows what is displayed."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and hasattr(shell.get_ipython(), "kernel")
+
+
+def report(exercise: Exercise, result: Result, trial: Trial) -> None:
+    """Show the examples, and print the line of the result."""
+    if trial.tried and "not written yet" not in result.message:
+        examples = [one[:3] for one in trial.tried[: len(exercise.examples)]]
+        picture = draw_examples(result.name, examples) if in_notebook() else None
+        if picture is None:
+            print_examples(examples)
+        else:
+            sys.modules["IPython"].display.display(picture)
+    print(result.message)

@@ -1,0 +1,432 @@
+// The model in the page: a sentence in, its translation token by token, and the attention weights.
+(() => {
+  "use strict";
+
+  const HERE = document.currentScript.src.replace(/[^/]*$/, "");
+  const EXAMPLES = [
+    "Der Bäcker wirft meine neue Zeitung weg, weil sie nass ist.",
+    "The baker throws away my new newspaper because it is wet.",
+    "Der seltsame Schlüssel, den unser Gärtner wegwirft, liegt neben meinem Bett.",
+    "If my hungry father gets up, our lazy doctors can eat cold cheese.",
+    "Unsere Sängerinnen, denen die mutige Schwester geantwortet hat, waren nicht jung.",
+    "The children saw a black cat in the garden.",
+  ];
+  const KINDS = {
+    cross: ["cross-attention", "The decoder attends to the source."],
+    self: ["decoder self-attention", "The decoder attends to what it has read so far."],
+    encoder: ["encoder self-attention", "The encoder attends to its own sentence."],
+  };
+  const ROW = 28; // height of a token, in pixels, as in widget.css
+  const LEAST = 0.02; // weights below this are not drawn as ribbons
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+  // --- the model, loaded when it is first used ------------------------------------------------
+
+  const load = (name) => new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = HERE + name;
+    script.onload = done;
+    script.onerror = () => failed(new Error(`${name} could not be loaded`));
+    document.head.append(script);
+  });
+
+  /** Translate in slices on the page's own thread; `report` takes what the model yields. */
+  function pageEngine(vocabulary, bytes) {
+    const { Translator } = annotatedTransformer();
+    const translator = new Translator(vocabulary, bytes);
+    return async (text, options, report) => {
+      for (const step of translator.translate(text, options)) {
+        report(step);
+        await new Promise((done) => setTimeout(done)); // the page stays responsive
+      }
+    };
+  }
+
+  /** What a worker runs, besides the model itself. */
+  function serve() {
+    let translator;
+    self.onmessage = ({ data: { id, vocabulary, bytes, text, options } }) => {
+      try {
+        if (vocabulary) {
+          const { Translator } = annotatedTransformer();
+          translator = new Translator(vocabulary, bytes);
+        } else {
+          for (const step of translator.translate(text, options)) self.postMessage({ id, step });
+        }
+        self.postMessage({ id, done: true });
+      } catch (error) {
+        self.postMessage({ id, error: error.message });
+      }
+    };
+  }
+
+  /** Translate in a worker made from the model's own text; rejects where workers are refused. */
+  function workerEngine(vocabulary, bytes) {
+    const source = `${annotatedTransformer}\n(${serve})();`;
+    const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    const waiting = new Map();
+    let last = 0;
+    const ask = (message, report) => new Promise((done, failed) => {
+      waiting.set(++last, { report, done, failed });
+      worker.postMessage({ id: last, ...message });
+    });
+    worker.onmessage = ({ data: { id, step, error } }) => {
+      const { report, done, failed } = waiting.get(id);
+      if (step) return report(step);
+      waiting.delete(id);
+      return error ? failed(new Error(error)) : done();
+    };
+    worker.onerror = (event) => {
+      event.preventDefault();
+      for (const { failed } of waiting.values()) failed(new Error("the worker was refused"));
+    };
+    return ask({ vocabulary, bytes })
+      .then(() => (text, options, report) => ask({ text, options }, report));
+  }
+
+  let engine; // a promise, shared by all widgets of a page
+
+  function start() {
+    engine ??= (async () => {
+      for (const name of ["model.js", "vocabulary.js", "weights.js"]) await load(name);
+      const bytes = annotatedTransformer().fromBase64(annotatedTransformerWeights);
+      try {
+        return await workerEngine(annotatedTransformerVocabulary, bytes);
+      } catch {
+        return pageEngine(annotatedTransformerVocabulary, bytes);
+      }
+    })();
+    return engine;
+  }
+
+  // --- small helpers --------------------------------------------------------------------------
+
+  function element(tag, properties = {}, ...children) {
+    const { dataset = {}, aria = {}, ...rest } = properties;
+    const made = Object.assign(document.createElement(tag), rest);
+    Object.assign(made.dataset, dataset);
+    for (const [name, value] of Object.entries(aria)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+
+  function svg(tag, attributes) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  }
+
+  const select = (options) => element("select", {},
+    ...options.map(([value, text]) => element("option", { value }, text)));
+  const labelled = (text, control) =>
+    element("label", {}, element("span", {}, text), control);
+  const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
+  // A token as readers know it: words without the mark of their blank, parts of words with dots.
+  const shown = (label) => (label.startsWith("▁") ? label.slice(1)
+    : /^[\p{L}\p{N}]/u.test(label) ? `…${label}` : label);
+  const mean = (rows) => rows[0].map((_, i) =>
+    rows.reduce((sum, row) => sum + row[i], 0) / rows.length);
+
+  // --- one widget -----------------------------------------------------------------------------
+
+  class Widget {
+    constructor(box) {
+      this.box = box;
+      this.run = 0; // of the latest translation: what an older one yields is ignored
+      this.steps = [];
+      this.selected = 0;
+      this.id = `translator-${[...document.querySelectorAll(".translator")].indexOf(box)}`;
+      this.buildForm();
+      this.buildView();
+      box.prepend(this.form, this.message, this.view);
+      box.dataset.ready = "yes";
+    }
+
+    buildForm() {
+      this.input = element("input", {
+        type: "text", value: this.box.dataset.sentence, autocomplete: "off", spellcheck: false,
+        maxLength: 400, aria: { "aria-describedby": `${this.id}-message` },
+      });
+      const first = ["", "Choose an example"];
+      this.examples = select([first, ...EXAMPLES.map((text) => [text, text])]);
+      this.search = select([["1", "greedy"], ["4", "beam of 4"]]);
+      this.button = element("button", { type: "submit" }, "Translate");
+      this.form = element("form", { className: "translator-form" },
+        labelled("A sentence, German or English", this.input),
+        element("div", { className: "translator-row" },
+          labelled("Examples", this.examples), labelled("Search", this.search), this.button));
+      this.message = element("p", {
+        className: "translator-message", id: `${this.id}-message`, aria: { role: "alert" },
+      });
+      this.form.addEventListener("submit", (event) => {
+        event.preventDefault();
+        this.translate();
+      });
+      this.input.addEventListener("focus", () => { start().catch(() => {}); });
+      this.examples.addEventListener("change", () => {
+        if (!this.examples.value) return;
+        this.input.value = this.examples.value;
+        this.translate();
+      });
+      this.search.addEventListener("change", () => { if (this.steps.length) this.translate(); });
+    }
+
+    buildView() {
+      this.output = element("p", { className: "translator-output", aria: { role: "status" } });
+      this.kind = select(Object.entries(KINDS).map(([value, [text]]) => [value, text]));
+      this.layer = element("select");
+      this.head = element("select");
+      this.keys = element("ul", { className: "translator-keys", aria: { "aria-hidden": "true" } });
+      this.ribbons = svg("svg", { class: "translator-ribbons", "aria-hidden": "true" });
+      this.queries = element("ul", { className: "translator-queries", aria: { role: "listbox" } });
+      this.heat = element("div", { className: "translator-heat", aria: { role: "img" } });
+      this.reading = element("p", {
+        className: "translator-reading", aria: { role: "status", "aria-live": "polite" },
+      });
+      this.heads = element("div", { className: "translator-heads", aria: { "aria-hidden": "true" } });
+      this.view = element("div", { className: "translator-view", hidden: true },
+        this.output,
+        element("div", { className: "translator-row" }, labelled("Weights", this.kind),
+          labelled("Layer", this.layer), labelled("Head", this.head)),
+        this.reading,
+        element("div", { className: "translator-pictures" },
+          element("div", {}, this.heads,
+            element("div", { className: "translator-bridge" },
+              this.keys, this.ribbons, this.queries)),
+          this.heat));
+      for (const control of [this.kind, this.layer, this.head])
+        control.addEventListener("change", () => this.draw());
+      this.queries.addEventListener("keydown", (event) => this.move(event));
+      for (const part of [this.queries, this.heat]) {
+        part.addEventListener("pointerover", (event) => this.point(event));
+        part.addEventListener("click", (event) => this.point(event));
+      }
+      new ResizeObserver(() => this.drawRibbons()).observe(this.ribbons);
+    }
+
+    /** Translate what stands in the field, and show each token as it comes. */
+    async translate() {
+      const run = ++this.run;
+      const text = this.input.value.normalize("NFC").trim().replace(/\s+/g, " ");
+      this.say(engine ? "" : "Loading the model …");
+      this.box.setAttribute("aria-busy", "true");
+      let turn = Promise.resolve(); // tokens are shown one after the other
+      const report = (step) => {
+        turn = turn.then(() => (run === this.run ? this.show(step) : undefined));
+      };
+      try {
+        const translate = await start();
+        await translate(text, { beam: Number(this.search.value) }, report);
+        await turn;
+        if (run === this.run) this.finish();
+      } catch (error) {
+        if (run === this.run) this.say(error.message, true);
+      }
+      if (run === this.run) this.box.removeAttribute("aria-busy");
+    }
+
+    say(text, wrong = false) {
+      this.message.textContent = text;
+      this.message.classList.toggle("wrong", wrong);
+      if (wrong) this.input.setAttribute("aria-invalid", "true");
+      else this.input.removeAttribute("aria-invalid");
+    }
+
+    async show(step) {
+      if (step.source) {
+        this.source = step;
+        this.steps = [];
+        this.selected = 0;
+        this.say("");
+        this.languages = step.language === "de" ? ["de", "en"] : ["en", "de"];
+        const names = { de: "German", en: "English" };
+        this.output.replaceChildren(
+          `${names[this.languages[0]]} to ${names[this.languages[1]]}: `, element("strong"));
+        this.output.lastChild.lang = this.languages[1];
+        for (const part of [this.output, this.reading])
+          part.setAttribute("aria-live", "off"); // until the translation is whole
+        this.choices();
+        this.view.hidden = false;
+        const next = this.box.dataset.replaces === "next" && this.box.nextElementSibling;
+        const fallback = next || this.box.querySelector(".translator-fallback");
+        if (fallback) fallback.hidden = true;
+      } else {
+        this.steps.push(step);
+        this.output.lastChild.textContent = step.text;
+        this.selected = this.steps.length - 1;
+      }
+      this.draw();
+      if (!still.matches && !document.hidden) await new Promise((done) => setTimeout(done, 90));
+    }
+
+    /** The translation is whole: now it is read aloud, and the first token is chosen. */
+    finish() {
+      for (const part of [this.output, this.reading]) part.setAttribute("aria-live", "polite");
+      this.output.lastChild.textContent = this.steps[this.steps.length - 1].text;
+      this.select(0);
+    }
+
+    /** Offer the layers and heads that the model has. */
+    choices() {
+      if (this.layer.options.length) return;
+      const { attention } = this.source; // (N, h, m, m)
+      const option = (value, text) => element("option", { value }, text);
+      attention.forEach((_, i) => this.layer.append(option(i, `${i + 1}`)));
+      this.layer.value = attention.length - 1;
+      this.head.append(option("mean", "mean of all"),
+        ...attention[0].map((_, i) => option(i, `${i + 1}`)));
+    }
+
+    /** Labels of keys and queries, their languages, and the weights (queries, keys). */
+    data() {
+      const written = this.steps.map(({ label }) => label);
+      const layer = Number(this.layer.value);
+      const pick = (heads) => (this.head.value === "mean" ? mean(heads) : heads[this.head.value]);
+      const [from, to] = this.languages;
+      if (this.kind.value === "encoder") {
+        const heads = this.source.attention[layer]; // (h, m, m)
+        const rows = this.source.source.map((_, i) => pick(heads.map((head) => Array.from(head[i]))));
+        return { keys: this.source.source, queries: this.source.source, rows, langs: [from, from] };
+      }
+      const cross = this.kind.value === "cross";
+      const rows = this.steps.map(({ attention }) =>
+        pick(attention[cross ? "cross" : "self"][layer].map((head) => Array.from(head))));
+      return cross
+        ? { keys: this.source.source, queries: written, rows, langs: [from, to] }
+        : { keys: ["<s>", ...written.slice(0, -1)], queries: written, rows, langs: [to, to] };
+    }
+
+    draw() {
+      if (!this.source) return;
+      this.now = this.data();
+      const { keys, queries, langs } = this.now;
+      const [key, query] = this.kind.value === "encoder" ? ["attended to", "attends"]
+        : [this.kind.value === "cross" ? "source" : "read so far", "next token"];
+      this.heads.replaceChildren(element("span", {}, key), element("span", {}, query));
+      this.keys.lang = langs[0];
+      this.queries.lang = langs[1];
+      this.keys.replaceChildren(...keys.map((label) => element("li", {}, shown(label))));
+      this.fill(queries);
+      const [kind] = KINDS[this.kind.value];
+      this.queries.setAttribute("aria-label",
+        `${kind}: choose a token to see its weights`);
+      this.queries.parentElement.style.height = `${ROW * Math.max(keys.length, queries.length)}px`;
+      this.drawHeat();
+      this.select(Math.min(this.selected, queries.length - 1));
+    }
+
+    /** Keep the tokens that are there: one of them may have the focus. */
+    fill(queries) {
+      const items = [...this.queries.children];
+      queries.forEach((label, i) => {
+        const item = items[i] ?? this.queries.appendChild(
+          element("li", { aria: { role: "option" }, dataset: { query: i } }));
+        if (item.textContent !== shown(label)) item.textContent = shown(label);
+      });
+      items.slice(queries.length).forEach((item) => item.remove());
+    }
+
+    drawHeat() {
+      const { keys, queries, rows } = this.now;
+      const narrow = keys.length > 16 ? " dense" : "";
+      this.heat.className = `translator-heat${narrow}`;
+      this.heat.style.gridTemplateColumns = `max-content repeat(${keys.length}, minmax(0, 1fr))`;
+      const cells = [element("span")];
+      for (const label of keys)
+        cells.push(element("span", { className: "heat-column" }, element("span", {}, shown(label))));
+      queries.forEach((label, i) => {
+        cells.push(element("span", { className: "heat-row", dataset: { query: i } }, shown(label)));
+        keys.forEach((key, j) => {
+          const weight = rows[i][j];
+          const cell = element("span", { className: "cell", dataset: { query: i } });
+          if (weight === undefined) cell.classList.add("masked");
+          else {
+            cell.style.setProperty("--weight", weight.toFixed(4));
+            cell.title = `${shown(label)} – ${shown(key)}: ${percent(weight)}`;
+          }
+          cells.push(cell);
+        });
+      });
+      this.heat.replaceChildren(...cells);
+      this.heat.setAttribute("aria-label", `Heat map: ${this.caption()}. A row for each query, `
+        + "a column for each key; the line above the pictures reads out the selected row.");
+    }
+
+    caption() {
+      const head = this.head.value === "mean" ? "mean of all heads"
+        : `head ${Number(this.head.value) + 1}`;
+      return `${KINDS[this.kind.value][0]}, layer ${Number(this.layer.value) + 1}, ${head}`;
+    }
+
+    drawRibbons() {
+      if (!this.now) return;
+      const width = this.ribbons.clientWidth;
+      if (!width) return;
+      const { rows } = this.now;
+      const paths = [];
+      rows.forEach((row, i) => row.forEach((weight, j) => {
+        if (weight < LEAST) return;
+        const [a, b] = [(j + 0.5) * ROW, (i + 0.5) * ROW];
+        const path = svg("path", {
+          d: `M0,${a} C${width / 2},${a} ${width / 2},${b} ${width},${b}`,
+          "stroke-width": (1 + 11 * weight).toFixed(1),
+          "stroke-opacity": (i === this.selected ? 0.3 + 0.6 * weight : 0.25 * weight).toFixed(3),
+        });
+        if (i === this.selected) path.classList.add("selected");
+        paths.push(path);
+      }));
+      this.ribbons.replaceChildren(...paths);
+    }
+
+    /** Show the weights of one query, in the pictures and in words. */
+    select(index, focus = false) {
+      if (index < 0 || !this.now) return;
+      this.selected = index;
+      const { keys, queries, rows } = this.now;
+      [...this.queries.children].forEach((item, i) => {
+        item.setAttribute("aria-selected", i === index);
+        item.tabIndex = i === index ? 0 : -1;
+      });
+      if (focus) this.queries.children[index].focus();
+      for (const part of this.heat.querySelectorAll("[data-query]"))
+        part.classList.toggle("selected", Number(part.dataset.query) === index);
+      const most = Math.max(...rows[index]);
+      [...this.keys.children].forEach((item, j) => {
+        item.classList.toggle("attended", (rows[index][j] ?? 0) > Math.max(LEAST, most / 2));
+      });
+      this.drawRibbons();
+      const order = rows[index].map((weight, j) => [weight, j]).sort((a, b) => b[0] - a[0]);
+      const parts = order.slice(0, 3).filter(([weight]) => weight >= LEAST)
+        .map(([weight, j]) => `“${shown(keys[j])}” ${percent(weight)}`);
+      const step = this.kind.value === "encoder" ? null : this.steps[index];
+      const chosen = step ? ` was chosen with probability ${percent(step.probability)}. To choose it,`
+        + " the decoder" : "";
+      const what = `“${shown(queries[index])}”${chosen} attends to ${parts.join(", ")}`;
+      this.reading.textContent = `${what} (${this.caption()}).`;
+    }
+
+    move(event) {
+      const last = this.now.queries.length - 1;
+      const next = {
+        ArrowDown: Math.min(last, this.selected + 1), ArrowRight: Math.min(last, this.selected + 1),
+        ArrowUp: Math.max(0, this.selected - 1), ArrowLeft: Math.max(0, this.selected - 1),
+        Home: 0, End: last,
+      }[event.key];
+      if (next === undefined) return;
+      event.preventDefault();
+      this.select(next, true);
+    }
+
+    point(event) {
+      const part = event.target.closest("[data-query]");
+      if (!part) return;
+      const index = Number(part.dataset.query);
+      const focus = event.type === "click" && part.getAttribute("role") === "option";
+      if (index !== this.selected || focus) this.select(index, focus);
+    }
+  }
+
+  const begin = () => document.querySelectorAll(".translator").forEach((box) => new Widget(box));
+  if (document.readyState === "loading") addEventListener("DOMContentLoaded", begin);
+  else begin();
+})();

@@ -1,0 +1,92 @@
+"""Faults that the package had, to be put back: the sweep must find them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from annotated_transformer.cli import output, parsing, translate
+from annotated_transformer.engine import checkpointer, checkpoints
+
+
+def follow_the_locale() -> None:
+    """Write text as the locale has it."""
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+
+    vars(translate)["write_output"] = output.write_output = write
+
+
+def drop_short_writes() -> None:
+    """Take no notice of how much was written."""
+
+    def write(text: str) -> None:
+        sys.stdout.buffer.write(text.encode()[:7])
+
+    vars(translate)["write_output"] = output.write_output = write
+
+
+def ignore_own_files() -> None:
+    """Train on the grammar, whatever files are given."""
+    parsing.DECIDING.remove("train_files")
+    parsing.DECIDING.remove("valid_files")
+    vars(parsing)["check_sources"] = lambda _: None
+
+
+def overwrite_the_input() -> None:
+    """Write wherever ``-o`` says."""
+    vars(translate)["check_target"] = lambda *_: None
+
+
+def trust_the_configuration() -> None:
+    """Compare no digest of ``config.json``."""
+    load = checkpoints._load_json
+
+    def trusting(path: Path) -> dict[str, Any]:
+        data = load(path)
+        data.pop("sha256", None)
+        return dict(json.loads(checkpoints.seal(data)))
+
+    checkpoints._load_json = trusting
+
+
+def trust_the_state() -> None:
+    """Compare no digest of a training state."""
+    load = checkpoints.load_tensors
+    vars(checkpointer)["load_tensors"] = lambda path, *, verify=True: load(path, verify=False)
+
+
+def overwrite_the_best() -> None:
+    """Begin at zero wherever the training state is missing."""
+    checkpointer.Checkpointer.has_begun = lambda self: bool(  # type: ignore[method-assign]
+        checkpointer.checkpoint_paths(self.folder)
+    )
+
+
+def delete_all_parts() -> None:
+    """Take every file for our own leftover."""
+
+    def remove(folder: str | Path) -> None:
+        for path in Path(folder).glob(".*.part"):
+            path.unlink()
+
+    vars(checkpointer)["remove_leftovers"] = remove
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    each.__name__: each
+    for each in (
+        follow_the_locale,
+        drop_short_writes,
+        ignore_own_files,
+        overwrite_the_input,
+        trust_the_configuration,
+        trust_the_state,
+        overwrite_the_best,
+        delete_all_parts,
+    )
+}

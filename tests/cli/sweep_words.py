@@ -1,0 +1,253 @@
+"""Cases of the sweep: bad texts at every place, bad values of every option, contradictions."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from annotated_transformer.cli.options import COMMANDS
+from tests.cli.sweep import PREPARE, TEXT, TRAIN, Case, Make, Place, nothing, put
+
+
+def unreadable(place: Place) -> None:
+    """Make a file that nobody may read."""
+    (place.here / "bad").write_bytes(TEXT.encode())
+    (place.here / "bad").chmod(0)
+
+
+def loop(place: Place) -> None:
+    """Make a link to itself."""
+    (place.here / "bad").symlink_to("bad")
+
+
+BAD_TEXTS: dict[str, tuple[str, Make]] = {  # its path, and what puts it there
+    "missing": ("bad", nothing),
+    "a folder": ("bad", lambda place: (place.here / "bad").mkdir()),
+    "latin-1": ("bad", put(TEXT.encode("latin-1"))),
+    "utf-16": ("bad", put(TEXT.encode("utf-16"))),
+    "utf-16 without a mark": ("bad", put("The dog sleeps .\n".encode("utf-16-le") * 8)),
+    "NUL bytes": ("bad", put(TEXT.encode() * 2 + b"a\0b\n" * 8)),
+    "lone surrogates": ("bad", put(b"a\n\xed\xa0\x80\n" + b"b\n" * 6)),
+    "random bytes": ("bad", put(random.Random(1).randbytes(5000))),
+    "an HTML page": ("bad", put(b"\n<!DOCTYPE html><p>404\n")),
+    "a link to itself": ("bad", loop),
+    "a link to nothing": ("bad", lambda place: (place.here / "bad").symlink_to("none")),
+    "unreadable": ("bad", unreadable),
+    "a disk that fails": ("/proc/self/mem", nothing),
+    "packed and cut short": ("bad", put(gzip.compress(TEXT.encode() * 99)[:40])),
+    "packed by its name alone": ("bad.gz", put(TEXT.encode(), "bad.gz")),
+    "a line of 10 MB": ("bad", put(b"a\n" + b"wort " * 2_000_000 + b"\n" + b"b\n" * 6)),
+    "a line without an end": ("/dev/zero", nothing),
+    "below a file": ("bad/text", put(b"")),
+    "a name that is too long": ("x" * 300, nothing),
+    "a name with a line end": ("a\nb", nothing),
+    "an empty name": ("", nothing),
+}
+SHORT: dict[str, tuple[str, Make]] = {  # bad only where another file has more lines
+    "empty": ("bad", put(b"")),
+    "a line less": ("bad", put(TEXT.encode()[:-20])),
+    "a line more": ("bad", put(TEXT.encode() + b"x\n")),
+    "nothing to read": ("/dev/null", nothing),
+}
+BLANK: dict[str, tuple[str, Make]] = {"blank lines": ("bad", put(b"\n" * 8))}
+PLACES = {  # where a text is read: the words, and which of them it is
+    "train, source": (TRAIN, 2),
+    "train, target": (TRAIN, 3),
+    "train, validation source": (TRAIN, 5),
+    "train, validation target": (TRAIN, 6),
+    "translate": ("translate @run @text/is --beam 1 --quiet -o out", 2),
+    "translate, without a folder": ("translate @text/is --beam 1 --quiet -o out", 1),
+    "evaluate, hypotheses": ("evaluate --hypotheses @text/is --references @text/is", 2),
+    "evaluate, references": ("evaluate --hypotheses @text/is --references @text/is", 4),
+    "compare, first": ("compare @text/is @text/is --references @text/is", 1),
+    "compare, second": ("compare @text/is @text/is --references @text/is", 2),
+    "compare, references": ("compare @text/is @text/is --references @text/is", 4),
+    "prepare, source": (PREPARE, 3),
+    "prepare, target": (PREPARE, 4),
+    "prepare, validation": (PREPARE, 7),
+    "recipe": (f"{TRAIN} --recipe x", -1),
+}
+
+
+def texts() -> Iterator[Case]:
+    """Every bad text at every place where one is read."""
+    for where, (line, number) in PLACES.items():
+        command = where.split(",")[0]
+        kinds = {**BAD_TEXTS, **({} if command in ("translate", "recipe") else SHORT)}
+        kinds |= BLANK if command in ("train", "prepare") else {}
+        for kind, (path, make) in kinds.items():
+            words = line.split()
+            words[number] = path
+            names = re.split(r"[\n/]", path)[0] if path else "empty"
+            if kind == "blank lines" or (command == "prepare" and kind == "lone surrogates"):
+                names = ""  # such lines are dropped, and nothing is left
+            yield Case(
+                f"{where}: {kind}",
+                tuple(words),
+                make,
+                names=names,
+                logs=command == "prepare",
+                writes="p(/.*)?" if command == "prepare" else "",
+                job={"user": kind == "unreadable"},
+            )
+
+
+COMPLETE = {  # lines that work, but for what is added
+    "train": TRAIN,
+    "translate": "translate @run @text/is --quiet -o out",
+    "evaluate": "evaluate @run --corpus grammar",
+    "compare": "compare @text/is @text/is --references @text/is",
+    "ablation": "ablation @run",
+    "average": "average @run",
+    "plot": "plot @run",
+    "prepare": PREPARE,
+}
+NUMBERS = {
+    int: ("x", "1.5", "-1", "99999999999999999999"),
+    float: ("x", "nan", "-1", "1e999"),
+}
+
+
+def options_of(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Go through the options of a command, with their types."""
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        if is_dataclass(hints[each.name]):
+            yield from options_of(hints[each.name])
+        else:
+            yield f"--{each.name.replace('_', '-')}", hints[each.name]
+
+
+def misspelt(option: str) -> str:
+    """Return an option with two letters exchanged."""
+    middle = len(option) // 2
+    return option[:middle] + option[middle + 1] + option[middle] + option[middle + 2 :]
+
+
+def option_values() -> Iterator[Case]:
+    """Bad values of every option that takes one, every option misspelt, and what is no option."""
+    for kind in COMMANDS:
+        command = kind.__name__.lower()
+        line, positional = COMPLETE[command], ("--model", "--input", "--first", "--second", "--out")
+        for option, hint in options_of(kind):
+            if option in positional and command != "train":
+                continue
+            kinds = (hint, *get_args(hint))
+            values = [value for each in NUMBERS if each in kinds for value in NUMBERS[each]]
+            values += ["nothing-such"] if "Literal" in str(hint) else []
+            values += [""] if hint is not bool else []
+            for value in values:
+                names = "" if option == "--last" else option
+                words = (*line.split(), option, value)
+                yield Case(f"{command} {option} {value or 'with nothing'}", words, names=names)
+            if len(option) > 6 and (wrong := misspelt(option)) != option:
+                names = f"did you mean {option}?"
+                yield Case(f"{command} {wrong}", f"{line} {wrong} 1", names=names)
+        for more in ("--no-such-option", "-z", "stray more", "---", "--help=x", "--quiet=x"):
+            yield Case(f"{command} {more}", f"{line} {more}")
+
+
+CONTRADICTIONS = """
+train --corpus grammar --mirror m                       | --mirror
+train --corpus grammar --prepared p                     | --prepared
+train --corpus prepared                                 | --prepared
+train --corpus files --train-files a b                  | --valid-files
+train --valid-files a b                                 | --train-files
+train --corpus wmt14                                    | wmt14
+train --model rnn --heads 2                             | --heads
+train --model rnn --norm pre                            | --norm
+train --model rnn --compile                             | --compile
+train --model convolution --tie all                     | --tie
+train --d-model 10 --heads 3 --size 9 --vocabulary 300  | 10
+train --sharded --size 9 --vocabulary 300 --out run     | --sharded
+train --device cuda --size 9 --vocabulary 300           | --device
+train --precision tf32 --size 9 --vocabulary 300        | --precision
+train --average 0 --average-every 5                     | --average-every
+train --tokenizer words --size 9 --tie all              | tie
+train --pair de-de                                      | de-de
+train --pair xx                                         | xx
+train --pair de-fr                                      | fr
+train --corpus multi30k --mirror nowhere                | nowhere
+train --corpus iwslt2014 --pair de-fr --mirror nowhere  | fr
+train --recipe grammar.json                             | grammar.json
+train --recipe nothing                                  | nothing
+train --max-len 2 --size 50 --vocabulary 300 --quiet    | --max-len
+train --max-tokens 2 --size 50 --vocabulary 300 --quiet | --max-tokens
+train --vocabulary 5 --size 50 --quiet                  | --vocabulary
+translate @run @text/is --quiet --averaged --best               | --averaged
+translate @run @text/is --quiet --beam 1 --alpha 1.5            | --alpha
+translate @run @text/is --quiet --beam 0                        | --beam
+translate @run @text/is --quiet --beam 999                      | --beam
+translate @run @text/is --quiet --alpha 11                      | --alpha
+translate @run @text/is --quiet --device cuda                   | --device
+translate @text @text/is                                | text
+translate @text/is @text/is                             | is
+translate nowhere                                       | nowhere
+translate --averaged                                    | --averaged
+translate --best                                        | --best
+translate --beam 0                                      | --beam
+translate --beam 9999                                   | --beam
+translate @text/latin                                   | latin
+evaluate                                                | --hypotheses
+evaluate nowhere                                        | nowhere
+evaluate @run                                           | --corpus
+evaluate @run --corpus grammar --split nope             | nope
+evaluate @run --corpus grammar --mirror m               | --mirror
+evaluate @run --corpus nope                             | nope
+evaluate @run --corpus grammar --prepared p             | --prepared
+evaluate @run --prepared nowhere                        | nowhere
+evaluate @run --language de                             | --language
+evaluate @run --hypotheses @text/is                     | --hypotheses
+evaluate --hypotheses @text/is                          | --references
+evaluate --references @text/is                          | --hypotheses
+evaluate --hypotheses @text/is --references @text/is --beam 2        | --beam
+evaluate --hypotheses @text/is --references @text/is --alpha 1       | --alpha
+evaluate --hypotheses @text/is --references @text/is --averaged      | --averaged
+evaluate --hypotheses @text/is --references @text/is --device cpu    | --device
+evaluate --hypotheses @text/is --references @text/is --corpus grammar | --corpus
+evaluate --hypotheses @text/is --references @text/is --split val     | --split
+evaluate --hypotheses @text/is --references @text/is --language de   | --language
+evaluate --hypotheses @text/is --references @text/is --protocols     | --language
+evaluate --hypotheses @text/is --references @text/is --protocols --language xx | xx
+evaluate @run --corpus grammar --beam 1 --alpha 1       | --alpha
+compare @text/is                                        | compare
+compare @text/is @text/is                               | --references
+compare @text/is @text/is --references @text/is --samples 1 | --samples
+ablation                                                | ablation
+ablation nowhere                                        | nowhere
+ablation @run --mirror m                                | files
+average nowhere                                         | nowhere
+average @run --last 0                                   | 0
+average @run --last 9                                   | 9
+plot nowhere                                            | nowhere
+plot @run -o picture.gif                                | .gif
+plot @run -o picture                                    | .svg
+prepare p                                               | --train-files
+prepare p --corpus nope                                 | nope
+prepare p --corpus grammar --mirror m                   | --mirror
+prepare p --corpus grammar --test-files a b             | --test-files
+prepare p --train-files @text/train.de --valid-files @text/valid.de @text/valid.en | --train-files
+prepare p --train-files @text/train.de @text/train.en   | --valid-files
+prepare p --vocabulary 5 --corpus grammar               | --vocabulary
+prepare p --pair de-/../x --corpus grammar              | de-/../x
+prepare p --corpus multi30k --mirror nowhere            | nowhere
+trian                                                   | train
+TRAIN                                                   | train
+                                                        | train
+--updates 5                                             | train
+-h5                                                     | -h5
+"""
+
+
+def contradictions() -> Iterator[Case]:
+    """Options that cannot be meant together, or have no effect."""
+    for row in CONTRADICTIONS.strip("\n").splitlines():
+        line, _, names = row.rpartition("|")
+        line, names = " ".join(line.split()), names.strip()
+        logs = line.startswith("train") and "--size" in line  # it has begun
+        writes = "p(/corpus.*)?" if line.startswith("prepare") else ""
+        yield Case(line or "no words", line, names=names, logs=logs, writes=writes)

@@ -1,0 +1,175 @@
+"""Each checker passes what is right, however it is written, and names each known mistake."""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from annotated_transformer.exercises import NAMES, find
+from annotated_transformer.exercises.machinery import run
+from annotated_transformer.model.architecture import EncoderLayer
+from annotated_transformer.model.feed_forward import PositionwiseFeedForward
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.training.batches import token_batches
+from annotated_transformer.training.optimizer import make_adam
+from annotated_transformer.translation.evaluation import bleu_counts, bleu_of_counts
+
+MISTAKES = [(name, message) for name in NAMES for message in find(name).mistakes]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_passes(name: str) -> None:
+    exercise = find(name)
+    result, trial = run(name, exercise, exercise.reference)
+    assert result.passed, result.message
+    assert len(exercise.examples) == 3
+    assert len(exercise.mistakes) >= 3
+    assert all(wanted.error is None for _, wanted, _, _ in trial.tried)
+
+
+@pytest.mark.parametrize(("name", "message"), MISTAKES)
+def test_a_mistake_is_named(name: str, message: str) -> None:
+    exercise = find(name)
+    result, _ = run(name, exercise, exercise.mistakes[message])
+    assert not result.passed
+    assert result.mistake == message
+    assert f"likely mistake: {message}" in result.message
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def norm_by_library(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def heads_one_by_one(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
+                     w_o: Tensor, h: int, mask: Tensor | None) -> Tensor:  # fmt: skip
+    parts = (w.chunk(h, dim=1) for w in (w_q, w_k, w_v))
+    found = [sdpa(q @ a, k @ b, v @ c, mask) for a, b, c in zip(*parts, strict=True)]
+    return torch.cat(found, -1) @ w_o
+
+
+def waves_by_logarithm(length: int, d_model: int) -> Tensor:
+    table = torch.zeros(length, d_model)  # float32, as in The Annotated Transformer
+    position = torch.arange(length).unsqueeze(1)
+    term = torch.exp(torch.arange(0, d_model, 2) * -(math.log(10000.0) / d_model))
+    table[:, 0::2], table[:, 1::2] = torch.sin(position * term), torch.cos(position * term)
+    return table
+
+
+def loss_by_library(parts: list[tuple[Tensor, Tensor]], pad: int) -> Tensor:
+    log_probs = torch.cat([p.flatten(0, 1) for p, _ in parts])
+    return F.nll_loss(log_probs, torch.cat([t.flatten() for _, t in parts]), ignore_index=pad)
+
+
+def adam_by_library(w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float) -> Any:
+    m, v = torch.lerp(g, m, 0.9), 0.98 * v + 0.02 * g * g
+    return w - lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.98**t)) ** 0.5 + 1e-9), m, v
+
+
+def smoothing_by_library(gold: Tensor, vocab: int, epsilon: float, pad: int) -> Tensor:
+    one = F.one_hot(gold, vocab)
+    return (one * (1 - epsilon) + epsilon / vocab) * (gold != pad).unsqueeze(1)  # float32
+
+
+def merge_by_library(word: str, merges: list[tuple[str, str]]) -> list[str]:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    pieces = dict.fromkeys([*"abclowernst", *("".join(pair) for pair in merges)])
+    backend = Tokenizer(BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    return list(backend.encode(word).tokens)
+
+
+def bleu_of_package(hypotheses: list[list[str]], references: list[list[str]]) -> float:
+    counts = [bleu_counts(h, r) for h, r in zip(hypotheses, references, strict=True)]
+    return float(bleu_of_counts(np.array(counts).sum(0)))
+
+
+def clipped(hypothesis: list[str], reference: list[str], n: int) -> tuple[int, int]:
+    h, r = (
+        collections.Counter(zip(*(words[i:] for i in range(n)), strict=False))
+        for words in (hypothesis, reference)
+    )
+    return sum((h & r).values()), sum(h.values())
+
+
+def lstm_by_library(x: Tensor, h: Tensor, c: Tensor, w: Tensor, u: Tensor, b: Tensor) -> Any:
+    return torch.lstm_cell(x, (h, c), w.T, u.T, b, torch.zeros_like(b))
+
+
+def convolution_by_library(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    padded = F.pad(x.mT, (len(weight) - 1, 0))
+    return F.conv1d(padded, weight.permute(2, 1, 0), bias).mT
+
+
+def parameters_by_counting(d_model: int, d_ff: int) -> int:
+    with torch.device("meta"):
+        parts = MultiHeadedAttention(1, d_model), PositionwiseFeedForward(d_model, d_ff)
+        return sum(p.numel() for p in EncoderLayer(d_model, *parts, 0.1).parameters())
+
+
+def picked_by_indices(scores: Tensor, log_probs: Tensor, beam: int) -> list[Tensor]:
+    sums = (scores.unsqueeze(1) + log_probs).tolist()
+    total = [(value, i, j) for i, row in enumerate(sums) for j, value in enumerate(row)]
+    best = sorted(total, reverse=True)[:beam]
+    parents, tokens = (torch.tensor([one[i] for one in best]) for i in (1, 2))
+    return [scores[parents] + log_probs[parents, tokens], parents, tokens]
+
+
+OTHERS: list[tuple[str, Any]] = [
+    ("attention", sdpa),
+    ("layer_norm", norm_by_library),
+    ("layer_norm", nn.LayerNorm),
+    ("layer_parameters", parameters_by_counting),
+    ("multi_head_attention", heads_one_by_one),
+    ("sinusoid", waves_by_logarithm),
+    ("scaled_embedding", lambda x, table: F.embedding(x, table * table.size(1) ** 0.5)),
+    ("split_heads", lambda x, h: torch.stack(x.chunk(h, -1), 1)),
+    ("join_heads", lambda x: torch.cat(list(x.unbind(1)), -1)),
+    ("subsequent_mask", lambda n: torch.triu(torch.ones(1, n, n), 1) == 0),
+    ("shift_target", lambda tgt: [tgt[:, :-1].clone(), tgt[:, 1:]]),
+    ("token_loss", loss_by_library),
+    ("adam_step", adam_by_library),
+    ("label_smoothing", smoothing_by_library),
+    ("dropout", lambda x, keep, p: torch.where(keep, x, 0) / (1 - p)),
+    ("bpe_encode", merge_by_library),
+    ("ngram_precision", clipped),
+    ("bleu", bleu_of_package),
+    ("beam_step", picked_by_indices),
+    ("lstm_step", lstm_by_library),
+    ("causal_convolution", convolution_by_library),
+    ("learning_rate", lambda s, d, w: d**-0.5 * min(1 / s**0.5, s / w**1.5)),
+]
+
+
+@pytest.mark.parametrize(("name", "yours"), OTHERS)
+def test_what_is_right_passes_in_other_words(name: str, yours: Any) -> None:
+    result, _ = run(name, find(name), yours)
+    assert result.passed, result.message
+
+
+def test_batches_are_those_of_the_package() -> None:
+    lengths = [[n, 1] for n in (1, 2, 2, 3, 4, 4, 4, 7, 9)]
+    ours = token_batches(lengths, 12, shuffle=False)
+    reference = find("token_batches").reference([n for n, _ in lengths], 12)
+    assert [batch.tolist() for batch in ours] == reference
+
+
+def test_adam_is_that_of_the_package() -> None:
+    layer = nn.Linear(3, 1, bias=False).double()
+    weight, grad = layer.weight.detach().clone(), torch.tensor([[1.0, -2.0, 3.0]]).double()
+    layer.weight.grad = grad
+    make_adam(layer, lr=0.01).step()
+    zero = torch.zeros_like(grad)
+    wanted = find("adam_step").reference(weight, grad, zero, zero, 1, 0.01)[0]
+    assert torch.allclose(layer.weight, wanted, rtol=0, atol=1e-12)

@@ -1,0 +1,132 @@
+"""What our Sphinx extensions make of cells, figures and equations."""
+
+import types
+from typing import Any
+
+import pytest
+from docutils import nodes
+
+from tests.test_page_extensions import extension
+
+DOCSTRING = (
+    '<div class="cell_input docutils container">\n<pre>'
+    '<span class="sa">r</span><span class="sd">"""Say it.</span>\n\n'
+    '<span class="sd">    Args:</span>\n<span class="sd">        x: A number.</span>\n'
+    '<span class="sd">    """</span>\n    <span class="k">return</span></pre>'
+)
+
+
+@pytest.fixture(scope="module")
+def cells() -> Any:
+    return extension("cells")
+
+
+@pytest.fixture(scope="module")
+def captions() -> Any:
+    return extension("captions")
+
+
+def chapter(source: str, tags: list[str]) -> tuple[nodes.document, nodes.container]:
+    """Return a page with one cell, and the cell."""
+    tree = nodes.document(None, None)
+    cell = nodes.container(nb_element="cell_code", cell_metadata={"tags": tags})
+    code = nodes.container(nb_element="cell_code_source")
+    code += nodes.literal_block(source, source)
+    cell += code
+    tree += cell
+    return tree, cell
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("x = 1  # noqa: E741", "x = 1"),
+        ("x = f()  # type: ignore[arg-type]  # the stub errs", "x = f()"),
+        ("x = [1]  # fmt: skip", "x = [1]"),
+        ("# fmt: off\nx = 1", "x = 1"),
+        ("x = 1  # a reason", "x = 1  # a reason"),
+        ("a\n\nb", "a\n\nb"),
+    ],
+)
+def test_comments_for_tools_are_not_shown(cells: Any, line: str, shown: str) -> None:
+    assert cells.without_tool_comments(line) == shown
+
+
+def test_a_checked_cell_is_folded_under_its_comment(cells: Any) -> None:
+    tree, cell = chapter("# Ours equals PyTorch's.\nassert True", ["checked"])
+    cells.prepare(None, tree)
+    assert cell["hide_mode"] == "all"
+    assert cell["prompt_show"] == cell["prompt_hide"] == "Checked: Ours equals PyTorch's"
+    tree, cell = chapter("# Plain.\nassert True", [])
+    cells.prepare(None, tree)
+    assert "hide_mode" not in cell
+
+
+def test_without_a_comment_the_claim_is_the_label(cells: Any) -> None:
+    claims = cells.load_claims()
+    name, claim = next(iter(claims.items()))
+    label = cells.label("assert True", [f"claim-{name}"])
+    assert label.startswith("Checked: " + claim.claim[:20].replace("`", "").replace("*", "")[:10])
+    assert len(label) <= cells.LONGEST + len("Checked: ")
+    assert cells.label("assert True", []) == "Checked"
+
+
+def test_a_docstring_is_short_and_the_rest_one_button_away(cells: Any) -> None:
+    got = cells.fold_docstrings(DOCSTRING)
+    head, rest = got.split('<span class="doc-rest">')
+    assert head.endswith("Say it.</span>")
+    hidden, shown = rest.split('\n<span class="sd">    """</span><button')
+    assert "Args:" in hidden
+    assert hidden.endswith("A number.</span></span>")
+    assert 'aria-expanded="false"' in shown
+    assert got.count('"""') == 2
+
+
+@pytest.mark.parametrize("text", ["<p>Args:</p>", DOCSTRING.replace("Args:", "Then")])
+def test_other_text_stays(cells: Any, text: str) -> None:
+    assert cells.fold_docstrings(text) == text
+
+
+def test_a_computed_figure_gets_its_text_as_caption(captions: Any) -> None:
+    tree = nodes.document(None, None)
+    bundle = nodes.container(nb_element="mime_bundle")
+    drawing = '<svg role="img" aria-label="A &amp; B rise."></svg>'
+    bundle += nodes.raw("", drawing, format="html")
+    tree += bundle
+    captions.add_captions(None, tree)
+    figure = tree[0]
+    assert isinstance(figure, nodes.figure)
+    assert figure["ids"] == ["computed-figure-1"]
+    assert figure[1].astext() == "A & B rise."
+
+
+def test_a_table_is_no_figure(captions: Any) -> None:
+    tree = nodes.document(None, None)
+    bundle = nodes.container(nb_element="mime_bundle")
+    bundle += nodes.raw("", "<table></table>", format="html")
+    tree += bundle
+    captions.add_captions(None, tree)
+    assert tree[0] is bundle
+
+
+def test_the_drawing_is_named_by_its_number_and_described_by_its_caption(captions: Any) -> None:
+    body = (
+        '<figure class="computed align-default" id="computed-figure-1">'
+        '<svg role="img" aria-label="It rises."></svg>'
+        '<figcaption><p><span class="caption-number">Figure 3.2 </span>'
+        '<span class="caption-text">It rises.</span></p></figcaption></figure>'
+    )
+    got = captions.name_drawings(body)
+    assert '<svg role="img" aria-label="Figure 3.2">' in got
+    assert got.count("It rises.") == 1
+
+
+def test_equations_of_the_paper_keep_its_numbers(captions: Any) -> None:
+    ours = {"equation-a": (3, 1), "equation-eq-attention": (3, 2), "equation-b": (3, 3)}
+    env = types.SimpleNamespace(toc_fignumbers={"page": {"displaymath": ours}})
+    captions.number_equations(None, env)
+    assert ours == {
+        "equation-a": (3, 1),
+        "equation-eq-attention": (1,),
+        "equation-b": (3, 2),
+    }
