@@ -418,8 +418,10 @@ def live_heatmap(
     # Cells are square while few, and the whole stays within a page.
     width, height = min(24 * len(columns), 480), min(24 * len(rows), 480)
     empty = alt.Chart(alt.InlineData(values=cells), title=title, width=width, height=height)
+    names = [json.dumps(f"{label} ") for label in (row_label, column_label, value_label)]
+    said = "{} + datum.row + ', ' + {} + datum.column + ', ' + {} + format(datum.value, '.3~g')"
     chart: alt.Chart = (
-        empty.mark_rect()
+        empty.mark_rect(description=alt.expr(said.format(*names)))
         .add_params(pick)
         .encode(
             x=alt.X("j:O", **_positions(columns, column_label)),

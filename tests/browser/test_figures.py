@@ -79,6 +79,59 @@ def test_legend_singles_out_a_curve(page: Page) -> None:
     assert "2 waves" in page.locator("#vg-tooltip-element").inner_text()
 
 
+def test_a_chart_is_read_and_used_by_keyboard(page: Page) -> None:
+    chart = page.locator(".live-figure .moving").first
+    said = chart.locator(".chart-said")
+    chart.focus()
+    assert "Arrow keys" in said.inner_text()
+    moves = {
+        "Home": "the the",
+        "ArrowRight": "the cat",
+        "ArrowDown": "cat cat",
+        "ArrowLeft": "cat the",
+    }
+    for key, names in moves.items():
+        chart.press(key)
+        row, column = names.split()
+        assert said.inner_text().startswith(f"query {row}, key {column}, weight 0.")
+    chart.press("ArrowLeft")  # nothing lies there
+    assert said.inner_text().startswith("query cat, key the, ")
+    frame, cell = chart.locator(".chart-at"), chart.locator(".mark-rect path").nth(5)
+    outer, inner = frame.bounding_box(), cell.bounding_box()
+    assert outer is not None
+    assert inner is not None
+    assert max(abs(outer[side] + 3 - inner[side]) for side in ("x", "y")) < 2
+    kept = """(few) => [...document.querySelectorAll(".moving")][0]
+      .querySelectorAll(".mark-rect path[opacity='1']").length === few"""
+    chart.press("Enter")
+    page.wait_for_function(kept, arg=5)
+    assert said.inner_text().startswith("Selected: query cat")
+    chart.press("Escape")
+    page.wait_for_function(kept, arg=25)
+    assert not frame.is_visible()
+
+
+def test_a_legend_is_used_by_keyboard(page: Page) -> None:
+    chart = page.locator(".live-figure .moving").nth(1)
+    chart.press("End")
+    assert chart.locator(".chart-said").inner_text() == "3 waves"
+    chart.press("Enter")
+    page.wait_for_function(
+        """() => [...document.querySelectorAll(".moving")][1]
+          .querySelectorAll(".mark-line path[opacity='0.15']").length === 2"""
+    )
+
+
+def test_a_chart_is_named_by_what_its_sliders_say(page: Page, site: str) -> None:
+    page.goto(f"{site}/book/model/attention.html")
+    chart = page.locator(".live-figure[data-live=yes] .moving:has(.vega-bind)").first
+    drawing = chart.locator("svg[aria-label]").first
+    before = drawing.get_attribute("aria-label") or ""
+    assert re.match(r"Figure [\d.]+, angle of the query 75, ", before)
+    chart.locator("input[type=range]").first.press("ArrowRight")
+    assert "angle of the query 80" in (drawing.get_attribute("aria-label") or "")
+
+
 def test_paper_gets_the_still_picture_in_dark_ink(page: Page) -> None:
     page.evaluate(
         """() => addEventListener("beforeprint", () => {
