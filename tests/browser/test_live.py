@@ -310,6 +310,23 @@ def test_without_workers_the_page_itself_translates(browser: Browser, folder: Pa
         assert wrong == []
 
 
+@pytest.mark.parametrize(
+    ("text", "hinted"),
+    [("Die Katze schläft.", False), ("Schläft die Katze?", False),
+     ("die Katze schläft.", True), ("Die Katze schläft", True)],
+)  # fmt: skip
+def test_a_hint_where_a_sentence_is_not_written_as_in_training(
+    browser: Browser, folder: Path, text: str, hinted: bool
+) -> None:
+    with opened(browser, folder) as (page, _, wrong):
+        translate(page, text)
+        alert = page.get_by_role("alert")
+        page.wait_for_timeout(300)
+        assert ("full stop" in alert.inner_text()) == hinted
+        assert page.get_by_label("A sentence").get_attribute("aria-invalid") is None
+        assert wrong == []
+
+
 def test_without_scripts_the_page_shows_what_it_has(browser: Browser, folder: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
@@ -323,7 +340,7 @@ def test_without_scripts_the_page_shows_what_it_has(browser: Browser, folder: Pa
     ("text", "message"),
     [
         ("Der Zauberer wirft meinen Drachen weg.", "these words: “Zauberer”, “Drachen”"),
-        ("der bäcker schläft.", "this word: “bäcker”"),
+        ("der bäcker schläft.", "this word: “bäcker” (perhaps “Bäcker”?)"),
         ("   ", "Please type a sentence."),
         ("...", "Please type a sentence."),
         ("Die Katze schläft. " * 12, "at most 32"),

@@ -425,6 +425,13 @@ function annotatedTransformer() {
         !known(word) && !(i === 0 && known(word[0].toLowerCase() + word.slice(1))));
     }
 
+    /** A known word that differs from this one only in its first letter's case. */
+    otherCase(word) {
+      const [first, rest] = [word[0], word.slice(1)];
+      return [first.toUpperCase() + rest, first.toLowerCase() + rest]
+        .find((other) => this.words.de.has(other) || this.words.en.has(other));
+    }
+
     /** The language in which more of the words are known. */
     language(text) {
       const found = text.match(/[\p{L}\p{N}_]+/gu) ?? [];
@@ -438,7 +445,10 @@ function annotatedTransformer() {
       if (!/[\p{L}\p{N}]/u.test(text)) throw new InputError("Please type a sentence.");
       const unknown = this.unknown(text);
       if (unknown.length) {
-        const names = [...new Set(unknown)].map((word) => `“${word}”`).join(", ");
+        const names = [...new Set(unknown)].map((word) => {
+          const other = this.otherCase(word);
+          return other ? `“${word}” (perhaps “${other}”?)` : `“${word}”`;
+        }).join(", ");
         const what = names.includes(",") ? "these words" : "this word";
         throw new InputError(`The model does not know ${what}: ${names}. `
           + `It has learned ${this.words.de.size} German and ${this.words.en.size} English words.`);

@@ -18,6 +18,9 @@
   };
   const ROW = 28; // height of a token, in pixels, as in widget.css
   const LEAST = 0.02; // weights below this are not drawn as ribbons
+  const WHOLE = /^\p{Lu}.*[.?!]$/u;
+  const HINT = "The model has learned from whole sentences. It translates best what begins with a "
+    + "capital letter and ends with a full stop or a question mark.";
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // --- the model, loaded when it is first used ------------------------------------------------
@@ -218,7 +221,7 @@
         const translate = await start();
         await translate(text, { beam: Number(this.search.value) }, report);
         await turn;
-        if (run === this.run) this.finish();
+        if (run === this.run) this.finish(text);
       } catch (error) {
         if (run === this.run) this.say(error.message, true);
       }
@@ -260,10 +263,11 @@
     }
 
     /** The translation is whole: now it is read aloud, and the first token is chosen. */
-    finish() {
+    finish(text) {
       for (const part of [this.output, this.reading]) part.setAttribute("aria-live", "polite");
       this.output.lastChild.textContent = this.steps[this.steps.length - 1].text;
       this.select(0);
+      if (!WHOLE.test(text)) this.say(HINT);
     }
 
     /** Offer the layers and heads that the model has. */
