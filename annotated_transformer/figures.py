@@ -29,7 +29,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, LogFormatterSciNotation
 from numpy.typing import ArrayLike, NDArray
 
 # Okabe and Ito's colours for any kind of colour vision, darkened for a contrast of 3 with white and
@@ -277,6 +277,25 @@ def _strokes(curves: int) -> list[tuple[str, tuple[float, ...]]]:
     return [(PALETTE[i % 6], DASHES[(i + i // 6) % 6]) for i in range(curves)]
 
 
+class _PlainLog(LogFormatterSciNotation):
+    """Labels of a logarithmic axis that read 0.2 rather than 2 times a power of ten."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """Return the label of a tick, empty where too many would stand close together."""
+        text: str = super().__call__(x, pos)
+        return f"{x:g}" if text and 1e-3 <= x <= 1e4 else text
+
+
+def _scale(axes: Axes, log_x: bool, log_y: bool) -> None:
+    """Make axes logarithmic where they are asked to be."""
+    for name, log in (("x", log_x), ("y", log_y)):
+        if log:
+            axes.set(**{f"{name}scale": "log"})
+            axis = getattr(axes, f"{name}axis")
+            axis.set_major_formatter(_PlainLog())
+            axis.set_minor_formatter(_PlainLog())
+
+
 def lines(
     series: Series,
     *,
@@ -305,7 +324,7 @@ def lines(
     figure, axes = _axes(ax, (5.0, 3.0), xlabel=x_label, ylabel=y_label, title=title)
     for (name, (x, y)), (colour, dashes) in zip(series.items(), _strokes(len(series)), strict=True):
         axes.plot(_array(x), _array(y), label=name, color=colour, dashes=dashes)
-    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+    _scale(axes, log_x, log_y)
     if len(series) > 1:
         axes.legend(frameon=False)
     return figure
@@ -339,7 +358,7 @@ def bars(
     widths = [float(value) for value in values.values()]
     ends = [f"{width:,.0f}" if abs(width) >= 1000 else f"{width:.4g}" for width in widths]
     axes.bar_label(axes.barh(list(values), widths, color=PALETTE[0]), ends, padding=3)
-    axes.set_xscale("log" if log else "linear")
+    _scale(axes, log, False)
     if max(map(abs, widths), default=0) >= 10_000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20M
     axes.margins(x=0.15)

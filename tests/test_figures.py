@@ -204,6 +204,15 @@ def test_lines_hold_their_series() -> None:
     axes = lines(CURVES, **AXES, log_y=True).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("update", "rate")
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "log")
+    # Three, two and one decade: labels are plain numbers, and do not crowd.
+    for top in (300, 30, 8):
+        figure = lines({"a": ([1, 2], [0.3, top])}, **AXES, log_y=True)
+        figure.canvas.draw()
+        ticks = figure.axes[0].yaxis.get_ticklabels(which="both")
+        labels = [tick.get_text() for tick in ticks if tick.get_text()]
+        assert {"1"} < set(labels)
+        assert all(float(label) for label in labels)
+        assert len(labels) < 14
     drawn = {line.get_label(): line for line in axes.lines}
     assert list(drawn) == list(CURVES)
     for name, (x, y) in CURVES.items():
