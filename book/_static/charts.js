@@ -45,8 +45,6 @@
     line.setAttribute("aria-live", "polite");
     chart.append(frame, line);
     chart.tabIndex = 0;
-    chart.setAttribute("role", "group");
-    chart.setAttribute("aria-label", `Chart. ${HELP}`);
     const marks = () => [...chart.querySelectorAll(MARKS)];
 
     const mark = (one) => {
@@ -87,19 +85,16 @@
     });
 
     // A screen reader hears what the sliders and menus of a chart are set to.
-    const drawing = chart.querySelector("svg[aria-label]");
-    const text = drawing?.getAttribute("aria-label");
+    const name = chart.getAttribute("aria-label"); // Vega's, from the description
     const follow = () => {
       const set = [...chart.querySelectorAll(".vega-bind")].map((control) => {
         const { value } = control.querySelector("input:checked, input:not([type=radio]), select");
         return `${control.querySelector(".vega-bind-name").textContent.trim()} ${value}`;
       });
-      drawing.setAttribute("aria-label", `${text}, ${set.join(", ")}`);
+      chart.setAttribute("aria-label", `${[name, ...set].join(", ")}. ${HELP}`);
     };
-    if (drawing && chart.querySelector(".vega-bind")) {
-      chart.addEventListener("input", follow);
-      follow();
-    }
+    chart.addEventListener("input", follow);
+    follow();
   };
 
   document.addEventListener("live", ({ target }) => bind(target.querySelector(".moving")));
