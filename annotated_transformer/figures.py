@@ -292,8 +292,7 @@ def _scale(axes: Axes, log_x: bool, log_y: bool) -> None:
         if log:
             axes.set(**{f"{name}scale": "log"})
             axis = getattr(axes, f"{name}axis")
-            axis.set_major_formatter(_PlainLog())
-            axis.set_minor_formatter(_PlainLog())
+            axis.set(major_formatter=_PlainLog(), minor_formatter=_PlainLog())
 
 
 def lines(
