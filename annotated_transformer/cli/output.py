@@ -100,8 +100,9 @@ def save_record(path: Path, data: Mapping[str, Any]) -> None:
 
 def show_scores(scores: Mapping[str, Any], title: str) -> None:
     """Print scores with their signatures."""
+    count = scores["sentences"]
     print_result(
-        f"{title}, {scores['sentences']} sentences\n"
+        f"{title}, {count} sentence{'s' * (count != 1)}\n"
         f"  {scores['bleu_detail']}\n    {scores['bleu_signature']}\n"
         f"  chrF2 = {scores['chrf']}\n    {scores['chrf_signature']}"
     )
