@@ -82,7 +82,7 @@ def language_codes(pair: str) -> tuple[str, str]:
     match = PAIR.fullmatch(pair)
     if match is None or match[1].lower() == match[2].lower():
         raise CorpusError(
-            f"--pair {pair!r}: give two different codes of two to eight letters, such as de-en"
+            f"--pair {pair!r}: give two different languages of two to eight letters, such as de-en"
         )
     return match[1], match[2]
 

@@ -145,7 +145,7 @@ def test_no_output_replaces_a_file_of_the_package(tmp_path: Path, capsys: Captur
     path = write(tmp_path / "in", [GERMAN])
     for name in ("model.safetensors", "config.json", "sha256sums.txt"):
         line = fails(capsys, "translate", path, "-o", FOLDER / name)
-        assert "is the input, too" in line
+        assert "is also the input" in line
 
 
 def mean(folder: Path) -> dict[str, list[float]]:
