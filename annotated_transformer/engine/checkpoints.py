@@ -282,9 +282,9 @@ def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dic
         first = first if sums else data.get("tokenizers")
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if sums and shapes != {name: tensor.shape for name, tensor in sums.items()}:
-            raise CheckpointError(f"{path}: its tensors differ from {paths[0]}; use one run only")
+            raise CheckpointError(f"{path}: its tensors differ from {paths[0]}; use one run")
         if data.get("tokenizers") != first:
-            raise CheckpointError(f"{path}: its tokenizer is not {paths[0]}'s; use one run only")
+            raise CheckpointError(f"{path}: its tokenizer differs from {paths[0]}; use one run")
         for name, tensor in tensors.items():
             sums[name] = sums.get(name, 0) + tensor.double()
     return {name: (sums[name] / len(paths)).to(t.dtype) for name, t in tensors.items()}, data
