@@ -115,9 +115,7 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
     info = zipfile.ZipInfo("odd")
     info.external_attr = (stat.S_IFLNK | 0o777) << 16
     archive = zipped(tmp_path / "x.zip", (info, b"/etc"))
-    assert "member odd: refused because it is" in message(
-        lambda: unpack(archive, tmp_path / "out")
-    )
+    assert "member odd: refused because it is" in message(lambda: unpack(archive, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("pack", [tar, zipped])
