@@ -355,7 +355,7 @@ def test_killed_while_it_begins_again(
 def test_a_folder_in_use_is_left_alone(tmp_path: Path, files: Any) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
-    assert "in use" in message(lambda: run(tmp_path / "out", files))
+    assert "other files" in message(lambda: run(tmp_path / "out", files))
     assert contents(tmp_path / "out") == {"thesis.txt": b"mine"}
     for plan in ("{", "{}", "[]", '{"options": 1}'):
         (tmp_path / "out" / "plan.json").write_text(plan)
@@ -393,7 +393,7 @@ def test_sentences_of_the_test_in_the_training_text_are_reported(
     write(tmp_path, "val", [*list(VALID), *shared, shared[0]])
     said = "\n".join(run(tmp_path / "out", files))
     assert "2 distinct source sentences of val" in said
-    assert f"the first in its line {len(VALID) + 1}" in said
+    assert f"the first on line {len(VALID) + 1} of val" in said
     assert len(Prepared(tmp_path / "out").tokens()) == len(CORPUS)
 
 
@@ -419,7 +419,7 @@ def test_a_text_for_evaluation_that_drifts(tmp_path: Path, files: Any) -> None:
     assert said.startswith("val.de, line ")
     assert abs(int(said.split("line ")[1].split(":")[0]) - 201) <= 12
     assert "by line n-1 of val.en" in said
-    assert said.endswith("go on with --allow-drift")
+    assert said.endswith("continue with --allow-drift")
     options = replace(OPTIONS, allow_drift=True)
     (noted,) = (line for line in run(tmp_path / "out", files, options) if "line n-1" in line)
     found = Prepared(tmp_path / "out")
