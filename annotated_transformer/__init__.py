@@ -1,6 +1,6 @@
 """The Transformer of "Attention Is All You Need", explained, tested and fast.
 
-The names that most programs want stand here, and are loaded when they are asked for:
+The most used names can be imported from here, and are loaded on first access:
 ``from annotated_transformer import make_model, attention, Batch``.
 """
 

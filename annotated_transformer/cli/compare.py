@@ -1,4 +1,4 @@
-"""``compare``: two translations of one text."""
+"""``compare`` scores two translations of one text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from annotated_transformer.translation.evaluation import paired_bootstrap
 
 
 def run(command: Compare) -> int:
-    """Print both scores, their difference, and whether it may be chance."""
+    """Print both scores, their difference, and its significance."""
     if not 2 <= command.samples <= 10**6:
         raise UsageError(f"--samples {command.samples}: must be from 2 to 1000000")
     text = read_parallel(command.first, command.references, drop_blank=False)
-    second, *_ = read_side(command.second)  # each file once: it may be a pipe
+    second, *_ = read_side(command.second)  # read each file once, because it may be a pipe
     if len(second) != len(text):
         raise CorpusError(
             f"{command.second} has {len(second)} lines and {command.references} has {len(text)}; "

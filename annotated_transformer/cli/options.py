@@ -1,4 +1,4 @@
-"""The options of each command, as dataclasses. Importing this does not import PyTorch."""
+"""The options of each command as dataclasses. Importing this does not import PyTorch."""
 
 from __future__ import annotations
 

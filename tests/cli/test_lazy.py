@@ -85,4 +85,4 @@ def test_no_memory_is_told_with_a_remedy(capsys: Capture, monkeypatch: pytest.Mo
         raise MemoryError
 
     monkeypatch.setattr(module, "run", fail)
-    assert "out of memory; lower --max-tokens" in fails(capsys, "train")
+    assert "out of memory; reduce --max-tokens" in fails(capsys, "train")
