@@ -400,7 +400,9 @@ def test_colab_uses_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
 # The drawings by hand
 
 
-@pytest.mark.parametrize("name", ["transformer", "attention", "multi_head", "how_far"])
+@pytest.mark.parametrize(
+    "name", [*"transformer attention multi_head how_far stacked_and_dilated".split()]
+)
 def test_drawing_describes_itself_and_follows_the_text(name: str) -> None:
     text = (STATIC / f"{name}.svg").read_text()
     svg = ET.fromstring(text)

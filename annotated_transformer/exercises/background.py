@@ -1,4 +1,4 @@
-"""Exercises on the background: recurrent cells, additive attention, causal convolution."""
+"""Exercises on the background: recurrence, additive attention, convolution, paired intervals."""
 
 from __future__ import annotations
 
@@ -176,9 +176,54 @@ CONVOLUTION: Final = Exercise(
 )  # fmt: skip
 
 
+def paired_interval(
+    ours: Tensor, theirs: Tensor, t: float, *,
+    log: Map = torch.log2, turned: bool = False, less: int = 1, root: bool = True,
+) -> Tensor:  # fmt: skip
+    """Return the interval of the mean of ``log2(theirs / ours)``, seed by seed."""
+    d = log(ours / theirs if turned else theirs / ours)
+    reach = t * d.std(correction=less) / (len(d) ** 0.5 if root else 1.0)
+    return torch.stack([d.mean() - reach, d.mean() + reach])
+
+
+def _prices_case(draw: Draw) -> Case:
+    n = draw.integer(3, 6)
+    common = draw.normal(n)  # what a seed does to both models
+    return (common + draw.normal(n)).exp(), (common + draw.normal(n)).exp(), 4.3
+
+
+def _not_paired(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
+    a, b = ours.log2(), theirs.log2()
+    mean, reach = b.mean() - a.mean(), t * ((a.var() + b.var()) / len(a)).sqrt()
+    return torch.stack([mean - reach, mean + reach])
+
+
+def _of_ratios(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
+    return paired_interval(ours, theirs, t, log=lambda x: x)
+
+
+PAIRED: Final = Exercise(
+    paired_interval,
+    [_prices_case(Draw(seed)) for seed in range(3)],
+    _prices_case,
+    {
+        "ratio the wrong way round: theirs is divided by ours":
+            partial(paired_interval, turned=True),
+        "natural logarithm: powers of two are asked for": partial(paired_interval, log=torch.log),
+        "logarithm missing": _of_ratios,
+        "standard deviation divided by n: the mean was estimated, so it is n - 1":
+            partial(paired_interval, less=0),
+        "not divided by the root of n: that is the spread of single runs":
+            partial(paired_interval, root=False),
+        "not paired: the differences come first, then their spread": _not_paired,
+    },
+)  # fmt: skip
+
+
 EXERCISES: Final = {
     "lstm_step": LSTM_STEP,
     "gru_step": GRU_STEP,
     "additive_attention": ADDITIVE,
     "causal_convolution": CONVOLUTION,
+    "paired_interval": PAIRED,
 }
