@@ -20,7 +20,8 @@ def run(command: Evaluate) -> int:
     if command.model is None and None not in files:
         return evaluate_files(command)
     if command.model is None or files != (None, None):
-        raise UsageError("give a trained system's folder, or --hypotheses and --references")
+        both = "" if command.model is None else ", not both"
+        raise UsageError(f"give a trained system's folder, or --hypotheses and --references{both}")
     if command.language is not None:
         raise UsageError("--language: only for two files; a system has its own language")
     beam, alpha, bar = command.search.beam, command.search.alpha, not command.quiet
@@ -68,7 +69,17 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
         if (its := "-".join(corpus.languages)) != pair:
             raise UsageError(f"--prepared {command.prepared}: is {its}, but the system is {pair}")
         return corpus.text(command.split or test_split(corpus))
+    if command.test_files is not None:
+        for option in ("corpus", "split", "mirror"):
+            if getattr(command, option) is not None:
+                raise UsageError(f"--test-files or --{option}, not both; leave one of them out")
+        texts = read_parallel(*command.test_files, languages=system.languages, split="test")
+        return texts
     name = command.corpus or corpus_of(system)
+    if name == "files":
+        raise UsageError(
+            f"{command.model}: its corpus was your own; give --test-files SOURCE TARGET"
+        )
     if name == "prepared":
         raise UsageError(f"{command.model}: its corpus was prepared; give --prepared FOLDER")
     split = command.split or TEST.get(name, "")

@@ -104,7 +104,7 @@ def describe(error: Exception) -> str | None:
         if missing == "annotated_transformer":
             return None
         extra = "plots" if missing in PLOTS else "translation"
-        return f'needs {missing}: pip install "annotated-transformer[{extra}]"'
+        return f'needs {missing}: pip install ".[{extra}]" in its folder'
     if isinstance(error, ImportError):
         return f"a library cannot be loaded: {error}; check this process's limits, or reinstall it"
     ours = kind.__module__.startswith("annotated_transformer.")

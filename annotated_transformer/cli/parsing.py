@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
+from annotated_transformer import __version__
 from annotated_transformer.cli.options import COMMANDS, Command, Evaluate, Prepare, Train, Translate
 from annotated_transformer.cli.output import NAME, print_result
 from annotated_transformer.data.corpora import CORPORA, Preparation
@@ -41,6 +42,21 @@ ALIASES = {  # other names of options of train
     for option in fields(getattr(Options(), group.name))
     for alias in option.metadata.get("aliases", ())
 }
+MEANT = {  # what other programs call it
+    other: name
+    for name, others in {
+        "--peak": "--lr --learning-rate",
+        "--max-tokens": "--batch-size --batch",
+        "--updates": "--epochs --max-steps --max-updates",
+        "--layers": "--num-layers --n-layers",
+        "--heads": "--num-heads --n-heads --nhead",
+        "--d-model": "--hidden-size --hidden --width",
+        "--smoothing": "--label-smoothing",
+        "--output": "--out --outfile",
+        "--beam": "--num-beams --beam-size",
+    }.items()
+    for other in others.split()
+}
 HINTS = get_type_hints(ModelOptions)
 CHOICES = {name: get_args(HINTS[name]) for name in ("preset", "architecture")}
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
@@ -58,6 +74,9 @@ def parse(words: Sequence[str]) -> Command:
     name = words[0] if words else ""
     if name == COMPLETION:
         print_result(completion(words))
+        raise SystemExit(0)
+    if name == "--version":
+        print_result(f"{NAME} {__version__}")
         raise SystemExit(0)
     if name in ("-h", "--help"):
         print_result(commands_help())
@@ -142,8 +161,10 @@ def names_of(kind: Any) -> Iterator[str]:
 
 
 def suggestion(word: str, known: Collection[str]) -> str:
-    """Return a question with the closest known word, if there is one."""
-    return "".join(f"did you mean {each}? " for each in difflib.get_close_matches(word, known, 1))
+    """Return a question with the known word that means the same, or is the closest, if any is."""
+    same = [MEANT[word]] if MEANT.get(word) in known else []
+    found = same or difflib.get_close_matches(word, known, 1)
+    return "".join(f"did you mean {each}? " for each in found)
 
 
 def check_command(command: Command, said: Mapping[str, str]) -> None:

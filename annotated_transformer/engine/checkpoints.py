@@ -180,6 +180,9 @@ def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
     path = folder / (best_weights(folder) if weights == BEST else weights)
     if path.name == AVERAGED and not path.exists():
         raise CheckpointError(f"{path}: missing; train with --average, or run the average command")
+    if path.name == WEIGHTS and not path.exists():
+        when = "a run writes them at the end of an epoch; repeat its train command to resume it"
+        raise CheckpointError(f"{folder}: has no weights yet ({WEIGHTS} is missing): {when}")
     tensors, header = load_tensors(path)
     check_fingerprint(system, header, path)
     load_weights(system.model, tensors, path)
@@ -222,9 +225,10 @@ def _load_json(path: Path) -> dict[str, Any]:
     try:
         data = parse_json(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent}: no checkpoint here ({path.name} is missing); train one first"
-        ) from None
+        what = (
+            f"no system here ({path.name} is missing)" if path.parent.exists() else "no such folder"
+        )
+        raise CheckpointError(f"{path.parent}: {what}; give the folder of a run") from None
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError as error:

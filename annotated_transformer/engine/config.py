@@ -137,13 +137,13 @@ class RunOptions:
     log_every: int = option(50, least=1)
     """Updates between lines of the log."""
     steps: int | None = option(None, least=1)
-    """Stop after this many updates, and estimate how long the whole run takes."""
+    """Stop this call after so many updates, and estimate how long the whole run takes."""
     tensorboard: Path | None = None
     """Also log to this TensorBoard folder (needs the package tensorboard)."""
     non_finite: Literal["stop", "skip"] = "stop"
     """What to do when a loss or a gradient becomes NaN or infinite."""
     compile: bool = False
-    """Compile the Transformer with torch.compile, lengths in buckets; pays off on a GPU."""
+    """Compile the Transformer with torch.compile, lengths in buckets; it may pay off on a GPU."""
     sharded: bool = option(False, aliases=("--pieces",))
     """Shard weights and optimizer state over the processes (FSDP2)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -253,7 +253,8 @@ def check_sources(data: DataOptions) -> None:
         raise UsageError("--corpus prepared and --prepared FOLDER go together")
     files = [name for name in ("train_files", "valid_files") if getattr(data, name) is not None]
     if data.corpus == "files" and len(files) < 2:
-        raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
+        missing = "--valid-files" if "train_files" in files else "--train-files"
+        raise UsageError(f"{missing} is missing: give two files, source and target")
     if data.corpus != "files" and files:
         raise UsageError(f"{flag(files[0])}: only for --corpus files, not {data.corpus}")
     if data.mirror is not None and data.corpus in ("grammar", "files", "prepared"):

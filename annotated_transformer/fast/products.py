@@ -29,8 +29,8 @@ class Products:
     def __str__(self) -> str:
         """Describe the choice."""
         text = (
-            f"float32 products: {self.precision!r}, {self.gain:.2f} x the speed of 'highest', "
-            f"relative error {self.error:.1e} (highest: {self.reference:.1e})"
+            f"float32 matrix products: {self.gain:.2f} x PyTorch's speed with {self.precision!r}, "
+            f"relative error {self.error:.1e} (by default: {self.reference:.1e})"
         )
         if self.refused is not None:
             text += f"; 'medium' was refused for its error of {self.refused:.1e}"

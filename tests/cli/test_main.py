@@ -79,7 +79,7 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("evaluate --hypotheses a --references b --split val", "--split: is for a system"),
         ("evaluate --hypotheses a --references b --averaged", "--averaged: is for a system"),
         ("evaluate", "--hypotheses"),
-        ("translate nowhere", "nowhere: no checkpoint here"),
+        ("translate nowhere", "nowhere: no such file or folder"),
         ("train --corpus prepared", "--prepared FOLDER go together"),
         ("train --corpus grammar --prepared p", "go together"),
         ("train --prepared p --corpus grammar", "go together"),
