@@ -24,7 +24,8 @@ def run(command: Compare) -> int:
     found = paired_bootstrap(text.source, second, text.target, samples=command.samples)
     print_result(
         f"{command.first}: BLEU {found.first:.2f}\n{command.second}: BLEU {found.second:.2f}\n"
-        f"the second gains {found.second - found.first:+.2f}; in 95 % of {command.samples} "
-        f"bootstrap samples {found.low:+.2f} to {found.high:+.2f}; p = {found.p:.3f}"
+        f"difference {found.second - found.first:+.2f} (second minus first); 95 % of "
+        f"{command.samples} bootstrap samples lie from {found.low:+.2f} to {found.high:+.2f}; "
+        f"p = {found.p:.3f}"
     )
     return 0

@@ -11,7 +11,6 @@ from annotated_transformer.cli.output import STANDARD, check_target, log, write_
 from annotated_transformer.cli.systems import open_pretrained, open_system
 from annotated_transformer.data.files import CorpusError, write_atomically
 from annotated_transformer.data.text import read_lines
-from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.pretrained import FOLDER, Pretrained
 
@@ -63,9 +62,7 @@ def places(command: Translate) -> tuple[Path | None, Path]:
     A single argument that is a file is the text, because a system is a folder.
     """
     path = command.model
-    if path is not None and command.input == STANDARD and not path.is_dir():
-        if not path.exists():
-            raise UsageError(f"{path}: no such file or folder; give a text, or a system's folder")
+    if path is not None and command.input == STANDARD and path.exists() and not path.is_dir():
         return None, path
     return path, command.input
 

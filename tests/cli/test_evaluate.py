@@ -45,7 +45,7 @@ def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.Mo
     assert main(words) == 0
     assert "grammar test, beam 4, alpha 0.6, 4 sentences" in capsys.readouterr().out
     assert "no split 'nope'" in fails(capsys, *words, "--split", "nope")
-    assert "--corpus files: choose among" in fails(capsys, "evaluate", trained)
+    assert "give --test-files SOURCE TARGET" in fails(capsys, "evaluate", trained)
 
 
 @pytest.mark.parametrize(

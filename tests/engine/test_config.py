@@ -106,7 +106,7 @@ def test_values_at_their_limits_work() -> None:
     [
         ({"corpus": "prepared"}, "--corpus prepared and --prepared FOLDER go together"),
         ({"prepared": Path("x")}, "--corpus prepared and --prepared FOLDER go together"),
-        ({"corpus": "files"}, "--corpus files: give --train-files and --valid-files"),
+        ({"corpus": "files"}, "--train-files is missing: give two files"),
         ({"train_files": (Path("a"), Path("b"))}, "--train-files: only for --corpus files, not"),
         ({"mirror": Path("m")}, "--mirror: --corpus grammar needs no download"),
         ({"size": 200_001}, "--size: the grammar has at most 200,000 pairs; ask for fewer"),
@@ -123,7 +123,7 @@ def test_files_imply_their_corpus() -> None:
     assert choose({"prepared": Path("p")}).data.corpus == "prepared"
     with pytest.raises(UsageError, match="--train-files: only for --corpus files, not multi30k"):
         choose({"train_files": two, "corpus": "multi30k"})
-    with pytest.raises(UsageError, match="give --train-files and --valid-files"):
+    with pytest.raises(UsageError, match="--valid-files is missing: give two files"):
         choose({"train_files": two})
 
 
