@@ -80,7 +80,7 @@ def test_an_exception_is_told_with_the_readers_line_and_the_case() -> None:
     [
         (lambda x, keep, p: None, "the result is None: is a return missing?"),
         (lambda x, keep, p: drop(x, keep, p)[:, :1], "the shape is"),
-        (lambda x, keep, p: drop(x, keep, p).float(), "the dtype is float32, but should be float64"),
+        (lambda x, keep, p: drop(x, keep, p).float(), "dtype is float32, but should be float64"),
         (lambda x, keep, p: x * keep / 0 * 0, "NaN"),
         (lambda x, keep, p: drop(x.detach(), keep, p), "no gradient reaches the inputs"),
         (lambda x, keep, p: drop(x, keep, p) + x - x.detach(), "a gradient is not"),
