@@ -159,12 +159,12 @@ def test_several_parts_are_checked_under_one_name() -> None:
     result = check("masks", subsequent_mask, lambda x, pad: x == pad)
     assert not result.passed
     assert result.name == "padding_mask"
-    with pytest.raises(ValueError, match="masks takes 2: subsequent_mask, padding_mask; 1"):
+    with pytest.raises(ValueError, match="masks needs 2: subsequent_mask, padding_mask; 1"):
         check("masks", subsequent_mask)
 
 
 def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no exercise 'atention'; there are adam_step"):
+    with pytest.raises(ValueError, match="no exercise 'atention'; choose among adam_step"):
         check("atention", attention)
 
 
