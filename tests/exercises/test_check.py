@@ -80,7 +80,7 @@ def test_an_exception_is_told_with_the_readers_line_and_the_case() -> None:
     [
         (lambda x, keep, p: None, "the result is None: is a return missing?"),
         (lambda x, keep, p: drop(x, keep, p)[:, :1], "the shape is"),
-        (lambda x, keep, p: drop(x, keep, p).float(), "the dtype is float32, but float64"),
+        (lambda x, keep, p: drop(x, keep, p).float(), "dtype is float32, but should be float64"),
         (lambda x, keep, p: x * keep / 0 * 0, "NaN"),
         (lambda x, keep, p: drop(x.detach(), keep, p), "no gradient reaches the inputs"),
         (lambda x, keep, p: drop(x, keep, p) + x - x.detach(), "a gradient is not"),
@@ -159,12 +159,12 @@ def test_several_parts_are_checked_under_one_name() -> None:
     result = check("masks", subsequent_mask, lambda x, pad: x == pad)
     assert not result.passed
     assert result.name == "padding_mask"
-    with pytest.raises(ValueError, match="masks takes 2: subsequent_mask, padding_mask; 1"):
+    with pytest.raises(ValueError, match="masks needs 2: subsequent_mask, padding_mask; 1"):
         check("masks", subsequent_mask)
 
 
 def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no exercise 'atention'; there are adam_step"):
+    with pytest.raises(ValueError, match="no exercise 'atention'; choose among adam_step"):
         check("atention", attention)
 
 
