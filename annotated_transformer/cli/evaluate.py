@@ -23,7 +23,7 @@ def run(command: Evaluate) -> int:
         both = "" if command.model is None else ", not both"
         raise UsageError(f"give a trained system's folder, or --hypotheses and --references{both}")
     if command.language is not None:
-        raise UsageError("--language: only for two files; leave it out, because a system has its own")
+        raise UsageError("--language: only for two files; leave it out, a system has its own")
     beam, alpha, bar = command.search.beam, command.search.alpha, not command.quiet
     system, weights = open_system(command.model, command.search)
     test = test_text(command, system)
