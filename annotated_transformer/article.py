@@ -44,7 +44,7 @@ __all__ = [  # without MyIterator, so that a star import does not need torchtext
 
 
 class LayerNorm(nn.Module):
-    """The article's layer normalisation, with ε added to the sample standard deviation."""
+    """The article's layer normalization, with ε added to the sample standard deviation."""
 
     def __init__(self, features: int, eps: float = 1e-6) -> None:
         super().__init__()

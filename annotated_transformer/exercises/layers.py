@@ -139,7 +139,7 @@ RESIDUAL: Final = Exercise(
     [(torch.tensor([[1.0, 2.0, 4.0]]).double(), _maps(kind), plain_norm) for kind in range(3)],
     _residual_case,
     {
-        "pre-norm: x + sublayer(norm(x)), where the paper normalises the sum":
+        "pre-norm: x + sublayer(norm(x)), where the paper normalizes the sum":
             lambda x, f, norm: x + f(norm(x)),
         "residual missing: x is not added": lambda x, f, norm: norm(f(x)),
         "norm missing": lambda x, f, norm: x + f(x),
