@@ -1,6 +1,6 @@
 """The Transformer of "Attention Is All You Need", explained, tested and fast.
 
-The names that most programs want stand here, and are loaded when they are asked for:
+The most used names can be imported from here, and are loaded on first access:
 ``from annotated_transformer import make_model, attention, Batch``.
 """
 
@@ -24,6 +24,10 @@ _MODULES = {
     "training.regularization": "LabelSmoothing smoothed_target",
     "translation.greedy": "greedy_decode greedy_search",
     "translation.beam_search": "beam_search Hypothesis",
+    "translation.tokenizers": "BPETokenizer",
+    "engine.checkpoints": "load_system",
+    "engine.system": "System translate_lines",
+    "pretrained": "load_pretrained",
     "notation": "PAD BOS EOS UNK",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -33,7 +37,11 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        hint = f'{name} needs {error.name}: install this package with its extra "translation"'
+        raise ModuleNotFoundError(hint, name=error.name) from error
 
 
 def __dir__() -> list[str]:

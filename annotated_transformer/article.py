@@ -1,9 +1,9 @@
 """Every name of *The Annotated Transformer* (2018, 2022), with its signature and its defaults.
 
-Code written for it runs with its imports changed to this module. What differs from the rest of the
-package, which follows the paper, is what that article does: normalisation before the sub-layers, by
-the sample deviation; dropout of attention weights and of hidden units; no matrix shared. Where the
-two editions use one name for different things, both ways of calling it work.
+Code written for it runs once its imports are changed to this module. Unlike the rest of the
+package, which follows the paper, this module follows that article: pre-norm layers with the sample
+standard deviation, dropout of attention weights and hidden units, and no shared matrices. Where the
+two editions use the same name differently, both ways of calling it work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from annotated_transformer.training.optimizer import NoamOpt, rate
 from annotated_transformer.training.regularization import LabelSmoothing
 from annotated_transformer.translation.greedy import greedy_decode
 
-__all__ = [  # MyIterator too, but a star should not need torchtext
+__all__ = [  # without MyIterator, so that a star import does not need torchtext
     "Batch", "Decoder", "DecoderLayer", "DummyOptimizer", "DummyScheduler", "Embeddings",
     "Encoder", "EncoderDecoder", "EncoderLayer", "Generator", "LabelSmoothing", "LayerNorm",
     "MultiGPULossCompute", "MultiHeadedAttention", "NoamOpt", "PositionalEncoding",
@@ -44,7 +44,7 @@ __all__ = [  # MyIterator too, but a star should not need torchtext
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation as the article has it: ε is added to the sample deviation."""
+    """The article's layer normalization, with ε added to the sample standard deviation."""
 
     def __init__(self, features: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class LayerNorm(nn.Module):
 
 
 class SublayerConnection(architecture.SublayerConnection):
-    """A residual connection with the norm before the sub-layer."""
+    """A pre-norm residual connection."""
 
     def __init__(self, size: int, dropout: float) -> None:
         super().__init__(size, dropout, norm="pre")
@@ -92,7 +92,7 @@ class DecoderLayer(architecture.DecoderLayer):
 
 
 class _Stack(nn.Module):
-    """``N`` layers, and a norm at their end; a layer needs no more than its ``size``."""
+    """``N`` layers and a final norm; a layer only needs the attribute ``size``."""
 
     def __init__(self, layer: Any, N: int) -> None:
         nn.Module.__init__(self)
@@ -100,11 +100,11 @@ class _Stack(nn.Module):
 
 
 class Encoder(_Stack, architecture.Encoder):  # type: ignore[misc]
-    """The encoder's layers, each with the article's ``size``, and the article's norm."""
+    """A stack of encoder layers, each with the attribute ``size``, and the article's norm."""
 
 
 class Decoder(_Stack, architecture.Decoder):  # type: ignore[misc]
-    """The decoder's layers, each with the article's ``size``, and the article's norm."""
+    """A stack of decoder layers, each with the attribute ``size``, and the article's norm."""
 
 
 def make_model(
@@ -116,7 +116,7 @@ def make_model(
     h: int = 8,
     dropout: float = 0.1,
 ) -> EncoderDecoder:
-    """Build the article's model, with Glorot's first weights in all matrices."""
+    """Build the article's model, with Glorot initialisation of all matrices."""
     c = copy.deepcopy
     attn, ff = MultiHeadedAttention(h, d_model), PositionwiseFeedForward(d_model, d_ff, dropout)
     position = PositionalEncoding(d_model, dropout)
@@ -134,17 +134,17 @@ def make_model(
 
 
 def article_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Translate weights of the article's model for ``annotated_transformer.make_model``.
+    """Convert weights of the article's model for ``annotated_transformer.make_model``.
 
-    Load them into ``make_model(..., norm="pre", tie="none")``. Outputs agree to about 1e-4: that
-    article adds its epsilon to the sample deviation, and we add ours to the variance.
+    Load them into ``make_model(..., norm="pre", tie="none")``. Outputs agree to about 1e-4,
+    because the article adds its epsilon to the sample deviation, and we add ours to the variance.
 
     Args:
-        state: The article's ``state_dict``; its table of positions is left out.
+        state: The article's ``state_dict``; its positional table is dropped.
     """
     ours: dict[str, Tensor] = {}
     for name, value in state.items():
-        if name.endswith(".a_2"):  # n - 1 in the deviation's denominator, not n
+        if name.endswith(".a_2"):  # the sample deviation divides by n - 1, not n
             scale = math.sqrt((value.numel() - 1) / value.numel())
             ours[name.replace("a_2", "weight")] = value * scale
         elif not name.endswith(".pe"):
@@ -156,7 +156,7 @@ def article_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Batch(batches.Batch):
-    """Our batch, which also knows the names of 2018: ``trg``, ``trg_y``, ``trg_mask``."""
+    """Our batch, also with the names of 2018: ``trg``, ``trg_y``, ``trg_mask``."""
 
     def __init__(self, src: Tensor, trg: Tensor | None = None, pad: int = 0, **names: Any) -> None:
         super().__init__(src, names.pop("tgt", trg), pad)
@@ -170,7 +170,7 @@ class Batch(batches.Batch):
 
     @property
     def trg_y(self) -> Tensor:
-        """What is to be predicted ``(batch, n)``."""
+        """The tokens to predict ``(batch, n)``."""
         return self.tgt_y
 
     @property
@@ -180,7 +180,7 @@ class Batch(batches.Batch):
 
 
 def data_gen(V: int, batch: int, nbatches: int) -> Iterator[Batch]:
-    """Yield batches to be copied: ten symbols of 1 to ``V - 1``, of which the first is 1."""
+    """Yield batches for the copy task: ten symbols from 1 to ``V - 1``, the first of them 1."""
     for _ in range(nbatches):
         data = torch.randint(1, V, (batch, 10))
         data[:, 0] = 1
@@ -191,7 +191,7 @@ max_src_in_batch = max_tgt_in_batch = 0
 
 
 def batch_size_fn(new: Any, count: int, sofar: int) -> int:
-    """Return the tokens of a batch with padding, for the longer side, after example ``new``."""
+    """Return the padded tokens of a batch's longer side after adding example ``new``."""
     global max_src_in_batch, max_tgt_in_batch
     if count == 1:
         max_src_in_batch = max_tgt_in_batch = 0
@@ -201,36 +201,36 @@ def batch_size_fn(new: Any, count: int, sofar: int) -> int:
 
 
 def rebatch(pad_idx: int, batch: Any) -> Batch:
-    """Make a batch of torchtext's, whose ``src`` and ``trg`` are ``(length, sentences)``."""
+    """Convert a torchtext batch, whose ``src`` and ``trg`` are ``(length, sentences)``."""
     return Batch(batch.src.transpose(0, 1), batch.trg.transpose(0, 1), pad_idx)
 
 
 @cache
 def _spacy(language: str) -> Any:
-    import spacy  # of the extra "translation"
+    import spacy  # from the extra "translation"
 
     return spacy.blank(language).tokenizer  # needs no model
 
 
 def tokenize_de(text: str) -> list[str]:
-    """Cut a German text into words and marks."""
+    """Split a German text into words and punctuation."""
     return [token.text for token in _spacy("de")(text)]
 
 
 def tokenize_en(text: str) -> list[str]:
-    """Cut an English text into words and marks."""
+    """Split an English text into words and punctuation."""
     return [token.text for token in _spacy("en")(text)]
 
 
 @cache
 def _my_iterator() -> type:
-    from torchtext import data  # 0.6, of the extra "torchtext"
+    from torchtext import data  # 0.6, from the extra "torchtext"
 
     class MyIterator(data.Iterator):  # type: ignore[misc]
-        """Batches of sentences of similar length, cut from shuffled pools of a hundred batches."""
+        """Batches of sentences of similar length, from shuffled pools of a hundred batches."""
 
         def create_batches(self) -> None:
-            """Cut one epoch."""
+            """Make the batches of one epoch."""
             if self.train:
                 self.batches: Any = self._pooled()
             else:
@@ -247,7 +247,7 @@ def _my_iterator() -> type:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "MyIterator":  # torchtext is imported by who asks for it alone
+    if name == "MyIterator":  # so that torchtext is imported only if needed
         return _my_iterator()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -270,18 +270,18 @@ _GIVEN = object()
 
 
 class SimpleLossCompute:
-    """The loss of a batch, summed over its tokens; with ``opt`` (2018) also the update.
+    """The loss of a batch, summed over its tokens; with ``opt`` (2018) it also updates.
 
-    Called with the model's output ``x``, the gold tokens ``y`` and the number of tokens ``norm``.
-    Made with three arguments it returns the sum, as in 2018; with two, as in 2022, the sum and
-    the mean to call ``backward`` on.
+    Call it with the model's output ``x``, the gold tokens ``y`` and the number of tokens ``norm``.
+    If constructed with three arguments, as in 2018, it returns the sum; with two, as in 2022, the
+    sum and the mean to call ``backward`` on.
     """
 
     def __init__(self, generator: nn.Module, criterion: nn.Module, opt: Any = _GIVEN) -> None:
         self.generator, self.criterion, self.opt = generator, criterion, opt
 
     def __call__(self, x: Tensor, y: Tensor, norm: int) -> Any:
-        """Compute the loss, and make the update if there is an optimizer."""
+        """Compute the loss, and update the weights if there is an optimizer."""
         log_probs = self.generator(x)
         loss = self.criterion(log_probs.flatten(0, -2), y.flatten()) / norm
         if self.opt is _GIVEN:
@@ -293,14 +293,14 @@ class SimpleLossCompute:
 
 
 class MultiGPULossCompute:
-    """The loss by several devices, each for its part of the batch, some positions at a time.
+    """The loss on several devices, each with a part of the batch, some positions at a time.
 
     Args:
-        generator: From the model's output to log-probabilities.
+        generator: Maps the model's output to log-probabilities.
         criterion: The summed loss.
-        devices: GPU numbers or devices. Without a GPU, all is computed where the output is.
-        opt: Makes the update, if given.
-        chunk_size: Positions that are projected to the vocabulary at a time.
+        devices: GPU indices or devices. Without a GPU, everything runs on the output's device.
+        opt: The optimizer, if the weights should be updated.
+        chunk_size: Number of positions that are projected to the vocabulary at a time.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class MultiGPULossCompute:
         self.devices, self.chunk_size = devices, chunk_size
 
     def __call__(self, out: Tensor, targets: Tensor, normalize: int) -> float:
-        """Return the summed loss of ``out (batch, n, d_model)``, and make the update."""
+        """Return the summed loss of ``out (batch, n, d_model)``, and update the weights."""
         learn = self.opt is not None
         there = self.devices if torch.cuda.is_available() else [out.device] * len(self.devices)
         leaf, total = out.detach().requires_grad_(learn), 0.0
@@ -328,7 +328,7 @@ class MultiGPULossCompute:
                 loss = self.criterion(log_probs.flatten(0, -2), y.to(device).flatten()) / normalize
                 total += loss.item()
                 if learn:
-                    loss.backward(retain_graph=True)  # all columns share the moved parameters
+                    loss.backward(retain_graph=True)  # all columns share the copied parameters
         if learn:
             out.backward(gradient=leaf.grad)
             _update(self.opt)
@@ -337,11 +337,11 @@ class MultiGPULossCompute:
 
 @dataclass
 class TrainState:
-    """What :func:`run_epoch` counts (2022).
+    """The counts of :func:`run_epoch` (2022).
 
     Attributes:
-        step: Batches of this epoch.
-        accum_step: Updates of this epoch.
+        step: Batches in this epoch.
+        accum_step: Updates in this epoch.
         samples: Sentence pairs.
         tokens: Target tokens.
     """
@@ -382,17 +382,17 @@ def run_epoch(
     accum_iter: int = 1,
     train_state: TrainState | None = None,
 ) -> Any:
-    """Go through the batches once, printing the loss now and then.
+    """Run one epoch over the batches, printing the loss every 50.
 
     Args:
         data_iter: Batches.
         model: Called with source, target and both masks.
-        loss_compute: A :class:`SimpleLossCompute`, or what is called like one.
-        optimizer: Makes the updates (2022); in 2018 ``loss_compute`` has made them.
-        scheduler: Sets the rate (2022).
-        mode: ``"train"`` or ``"train+log"`` make updates (2022).
-        accum_iter: Batches that make one update (2022).
-        train_state: Goes on counting (2022).
+        loss_compute: A :class:`SimpleLossCompute` or a callable like it.
+        optimizer: Makes the updates (2022); in 2018 ``loss_compute`` makes them.
+        scheduler: Sets the learning rate (2022).
+        mode: ``"train"`` and ``"train+log"`` update the weights (2022).
+        accum_iter: Batches per update (2022).
+        train_state: Counts to continue from (2022).
 
     Returns:
         The loss per token; with an optimizer also the counts.
@@ -418,7 +418,7 @@ def run_epoch(
 
 
 def _learn(loss: Tensor, optimizer: Any, scheduler: Any, state: TrainState, step: bool) -> None:
-    """Make a backward pass, and where it is due the update."""
+    """Run the backward pass, and the update if it is due."""
     loss.backward()
     state.step += 1
     if step:
@@ -429,7 +429,7 @@ def _learn(loss: Tensor, optimizer: Any, scheduler: Any, state: TrainState, step
 
 
 def average(model: nn.Module, models: Sequence[nn.Module]) -> None:
-    """Set a model's weights to the mean of others' (2022, §6.1)."""
+    """Set a model's weights to the mean of other models' (2022, §6.1)."""
     parameters = (each.parameters() for each in (model, *models))
     with torch.no_grad():
         for own, *others in zip(*parameters, strict=True):

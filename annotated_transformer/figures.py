@@ -1,8 +1,8 @@
-"""Figures that read in light, in dark, on paper and without scripts.
+"""Figures that work in light and dark mode, on paper and without scripts.
 
 ``heatmap``, ``lines``, ``bars`` and ``canvas`` draw with matplotlib, for ``show``; ``live_heatmap``
-and ``live_lines`` with Altair, for ``live``. Both put the figure on a page; what is black in it
-follows the page's text. Axes without a label and pictures without a description are errors.
+and ``live_lines`` with Altair, for ``live``. Both embed the figure in a page, and black in it takes
+the colour of the page's text. Axes without labels and pictures without alt text are errors.
 """
 
 import base64
@@ -32,22 +32,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogFormatterSciNotation
 from numpy.typing import ArrayLike, NDArray
 
-# Okabe and Ito's colours for any kind of colour vision, darkened for a contrast of 3 with white and
-# dark pages. That leaves them about equally light, so curves differ in their dashes as well.
+# Okabe and Ito's colour-blind-safe palette, darkened for a contrast of 3 with white and dark pages.
+# That makes the colours about equally light, so curves differ in their dashes as well.
 PALETTE: Final = ("#2f7ed8", "#d55e00", "#009e73", "#c05f9a", "#a67c00", "#7f7f7f")
 DASHES: Final = ((1, 0), (5, 2), (1.5, 1.5), (8, 2, 2, 2), (3, 1), (10, 3))
-SEQUENTIAL: Final = "viridis"  # from nothing (dark) to much (bright)
+SEQUENTIAL: Final = "viridis"  # from low (dark) to high (bright)
 DIVERGING: Final = "PuOr_r"  # purple below zero, white at zero, orange above
 INK: Final = "#000000"  # stands for the colour of the page's text
-FAINT: Final = "#80808040"  # grid lines and hidden cells, on any page
+FAINT: Final = "#80808040"  # grid lines and masked cells, on any page
 
 STYLE: Final[dict[Any, Any]] = {
     "axes.axisbelow": True, "axes.grid": True, "axes.edgecolor": INK, "grid.color": FAINT,
     "axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False,
     "axes.titlesize": "medium", "font.size": 10, "figure.constrained_layout.use": True,
     "axes.prop_cycle": cycler(color=PALETTE, dashes=DASHES),
-    "svg.fonttype": "none",  # text stays text: it can be searched and copied
-    "svg.hashsalt": "annotated-transformer",  # the same figure, the same bytes
+    "svg.fonttype": "none",  # keep text as text, to search and copy it
+    "svg.hashsalt": "annotated-transformer",  # the same figure gives the same bytes
 }  # fmt: skip
 
 Values: TypeAlias = ArrayLike | torch.Tensor
@@ -58,8 +58,8 @@ Series: TypeAlias = Mapping[str, tuple[Values, Values]]
 class Picture:
     """A figure ready for a notebook."""
 
-    html: str  # needs nothing else
-    png: bytes  # on a white background, for places without HTML
+    html: str  # self-contained
+    png: bytes  # on a white background, where there is no HTML
     alt_text: str  # what the figure shows, in a sentence or two
 
     def __repr__(self) -> str:
@@ -73,26 +73,26 @@ class Picture:
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """A table of text, a head and rows under it.
+    """A table of text, with a header and rows.
 
     Raises:
         TypeError: A cell is not text.
-        ValueError: A row has more or fewer cells than the head.
+        ValueError: A row has more or fewer cells than the header.
     """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def __post_init__(self) -> None:
-        """Refuse rows that do not fit the head."""
+        """Check that the rows match the header."""
         for row in self.rows:
             if len(row) != len(self.head):
                 raise ValueError(f"{len(self.head)} columns, but a row of {len(row)}: {list(row)}")
             if not all(isinstance(cell, str) for cell in row):
-                raise TypeError(f"cells are text: {list(row)}")
+                raise TypeError(f"cells must be text: {list(row)}")
 
     def __repr__(self) -> str:
-        """Return the table as plain text, the cells of a column below one another."""
+        """Return the table as plain text with aligned columns."""
         lines = [self.head, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines)
@@ -105,12 +105,12 @@ class Table:
 
 
 def _inline(svg: str, alt_text: str) -> str:
-    """Make an SVG file part of a page: own ids, the page's colour, scaled to fit."""
+    """Prepare an SVG file for embedding in a page: unique ids, the page's colour, scaled."""
     if not alt_text.strip():
         raise ValueError("alt_text is empty: describe what the figure shows")
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # would apply to the whole page
-    # Without a prefix, names in the drawings of one page would clash.
+    # Without a prefix, ids of several drawings on one page would clash.
     salt = "f" + sha256((svg + alt_text).encode()).hexdigest()[:8]
     # The same image twice in a figure has the same id twice; nothing refers to it.
     svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
@@ -121,10 +121,10 @@ def _inline(svg: str, alt_text: str) -> str:
 
 
 def show(figure: Figure, alt_text: str) -> Picture:
-    """Turn a matplotlib figure into a picture on the page, and close it.
+    """Turn a matplotlib figure into a picture for the page, and close it.
 
     Args:
-        figure: The figure; what is black in it follows the colour of the page's text.
+        figure: The figure; black in it takes the colour of the page's text.
         alt_text: What the figure shows.
 
     Raises:
@@ -147,7 +147,7 @@ def canvas(
     Args:
         rows: Rows of axes.
         columns: Columns of axes.
-        size: Width and height of the whole figure in inches; five inches fit a phone.
+        size: Width and height of the figure in inches; five inches fit a phone.
         options: Passed to ``Figure.subplots``, such as ``sharex=True``.
 
     Returns:
@@ -159,36 +159,36 @@ def canvas(
 
 
 def _axes(ax: Axes | None, size: tuple[float, float], **labels: str) -> tuple[Figure, Axes]:
-    """Return a figure and its axes (new ones, if there are none), labels and title set."""
+    """Return a figure and its axes, new ones if none are given, with labels and title."""
     axes: Axes = canvas(size=size)[1][0, 0] if ax is None else ax
     axes.set(**labels)
     return cast(Figure, axes.get_figure(root=True)), axes
 
 
 def _array(values: Values) -> NDArray[Any]:
-    """Take a tensor (any device, with or without gradient), an array or a list."""
+    """Convert a tensor (any device, with or without gradient), an array or a list."""
     if isinstance(values, torch.Tensor):  # NumPy has no bfloat16
         values = values.detach().cpu().to(None if values.dtype == torch.bool else torch.float64)
     return np.asarray(values)
 
 
 def _require(**labels: str) -> None:
-    """Insist that every axis says what it shows."""
+    """Check that no label is empty."""
     for name, label in labels.items():
         if not label.strip():
-            raise ValueError(f"{name} is empty: every axis says what it shows")
+            raise ValueError(f"{name} is empty: every axis needs a label")
 
 
 def _matrix(values: Values, rows: Sequence[object], columns: Sequence[object]) -> NDArray[Any]:
-    """Return a matrix whose shape fits its labels."""
+    """Return a matrix after checking its shape against its labels."""
     matrix = _array(values)
     if matrix.shape != (shape := (len(rows), len(columns))):
-        raise ValueError(f"matrix of shape {matrix.shape} with labels for {shape}")
+        raise ValueError(f"matrix has shape {matrix.shape}, but its labels need {shape}")
     return matrix
 
 
 def _colour_range(values: NDArray[Any]) -> tuple[float, float]:
-    """Return the ends of the colour scale: symmetric about zero, if any value is negative."""
+    """Return the limits of the colour scale, symmetric about zero if any value is negative."""
     finite = values[np.isfinite(values)]
     low, high = float(finite.min(initial=0)), float(finite.max(initial=0))
     reach = max(-low, high) or 1.0
@@ -196,18 +196,18 @@ def _colour_range(values: NDArray[Any]) -> tuple[float, float]:
 
 
 def _labelled(labels: Sequence[object], most: int) -> range:
-    """Return which labels to write: all tokens, but of many numbers only some."""
+    """Return which labels to show: all tokens, but only some of many numbers."""
     numbers = all(isinstance(label, int) for label in labels)
     return range(0, len(labels), -(-len(labels) // most) if numbers else 1)
 
 
 def _draw_cells(values: NDArray[Any], axes: Axes) -> QuadMesh:
-    """Colour the cells of a matrix; those without a finite value stay empty."""
+    """Colour the cells of a matrix; NaN and infinite ones stay empty."""
     boolean, (low, high) = values.dtype == bool, _colour_range(values)
     colours: Any = DIVERGING if low < 0 else SEQUENTIAL
     colours = ListedColormap([FAINT, PALETTE[0]]) if boolean else colours
     style = {"cmap": colours, "edgecolor": "white", "linewidth": 0.4 if boolean else 0}
-    style["rasterized"] = values.size > 2000  # a drawing of many cells is smaller as an image
+    style["rasterized"] = values.size > 2000  # many cells are smaller as an image
     cells = np.ma.masked_invalid(values.astype(float))
     mesh = axes.pcolormesh(cells, vmin=low, vmax=high, **style)
     axes.set(xlim=(0, values.shape[1]), ylim=(values.shape[0], 0))  # the first row on top
@@ -217,7 +217,7 @@ def _draw_cells(values: NDArray[Any], axes: Axes) -> QuadMesh:
 
 
 def _write_values(values: NDArray[Any], mesh: QuadMesh, axes: Axes) -> None:
-    """Write each value into its cell, in what stands out from the cell's colour."""
+    """Write each value into its cell, in a colour that contrasts with it."""
     style: dict[str, Any] = {"fontsize": "small", "ha": "center", "va": "center"}
     for (i, j), value in np.ndenumerate(values):
         red, green, blue, _ = mesh.cmap(mesh.norm(value))
@@ -238,22 +238,22 @@ def heatmap(
     annotate: bool = False,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw a matrix as cells of colour, its first row on top.
+    """Draw a matrix as coloured cells, with the first row on top.
 
     Args:
-        matrix: Shape ``(len(rows), len(columns))``, of numbers or of true and false. Cells whose
-            value is not finite, such as masked scores, stay empty.
-        rows: Labels of the rows (queries, where they are tokens); they may repeat.
+        matrix: Shape ``(len(rows), len(columns))``, numbers or booleans. NaN and infinite
+            values, such as masked scores, stay empty.
+        rows: Labels of the rows (queries, if they are tokens); they may repeat.
         columns: Labels of the columns (keys).
         row_label: What the rows are.
         column_label: What the columns are.
         title: Title of the axes.
-        value_label: What the numbers are, next to the colour scale.
+        value_label: What the values are, next to the colour scale.
         annotate: Write each value into its cell.
-        ax: Axes to draw on; new ones otherwise.
+        ax: Axes to draw on; new ones by default.
 
     Raises:
-        ValueError: If the matrix does not fit its labels, or a label is empty.
+        ValueError: If the matrix does not match its labels, or a label is empty.
     """
     _require(row_label=row_label, column_label=column_label)
     values = _matrix(matrix, rows, columns)
@@ -273,7 +273,7 @@ def heatmap(
 
 
 def _strokes(curves: int) -> list[tuple[str, tuple[float, ...]]]:
-    """Return a colour and dashes for each curve; a colour that returns has other dashes."""
+    """Return a colour and dashes for each curve; reused colours get different dashes."""
     return [(PALETTE[i % 6], DASHES[(i + i // 6) % 6]) for i in range(curves)]
 
 
@@ -305,16 +305,16 @@ def lines(
     log_y: bool = False,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw named curves, told apart by colour and by dashes.
+    """Draw named curves, distinguished by colour and dashes.
 
     Args:
-        series: For each name the x and the y values, of shape ``(points,)`` each.
+        series: For each name the x and y values, of shape ``(points,)`` each.
         x_label: What the x-axis shows, with its unit.
         y_label: What the y-axis shows, with its unit.
         title: Title of the axes.
         log_x: Use a logarithmic x-axis.
         log_y: Use a logarithmic y-axis.
-        ax: Axes to draw on; new ones otherwise.
+        ax: Axes to draw on; new ones by default.
 
     Raises:
         ValueError: If a label is empty.
@@ -338,7 +338,7 @@ def bars(
     log: bool = False,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw one horizontal bar for each name, the first on top, with its value at its end.
+    """Draw one horizontal bar per name, the first on top, with its value at the end.
 
     Args:
         values: The value of each name.
@@ -346,7 +346,7 @@ def bars(
         name_label: What the names are.
         title: Title of the axes.
         log: Use a logarithmic scale.
-        ax: Axes to draw on; new ones otherwise.
+        ax: Axes to draw on; new ones by default.
 
     Raises:
         ValueError: If a label is empty.
@@ -378,7 +378,7 @@ LIVE: Final = Template(Path(__file__).with_name("live_figure.html").read_text(en
 
 
 def live(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
-    """Turn an Altair chart into a picture that comes alive where scripts run.
+    """Turn an Altair chart into a picture that is interactive where scripts run.
 
     Args:
         chart: The chart, with titles on its axes.
@@ -393,13 +393,13 @@ def live(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
     png = vl_convert.vegalite_to_png(spec | {"background": "white"}, vl_version=version, scale=1.5)
     text = json.dumps(spec).replace("</", r"<\/").replace(INK, "currentColor")
     page = LIVE.substitute(still=_inline(still, alt_text), spec=text).rstrip("\n")
-    if "google.colab" in sys.modules:  # which shows every output in a frame of its own
+    if "google.colab" in sys.modules:  # which shows each output in its own frame
         page = chart.to_html(fullhtml=False)
     return Picture(page, png, alt_text)
 
 
 def _positions(names: Sequence[object], title: str) -> dict[str, Any]:
-    """Return axis and scale with a position for each name, so that a name may come twice."""
+    """Return axis and scale with a position for each name, so that names may repeat."""
     chosen = _labelled(names, 20)
     text = json.dumps([str(name) if i in chosen else "" for i, name in enumerate(names)])
     axis = alt.Axis(title=title, labelExpr=f"{text}[datum.value]", ticks=False)
@@ -417,9 +417,9 @@ def live_heatmap(
     value_label: str = "value",
     hover: bool = False,
 ) -> alt.Chart:
-    """Draw a matrix whose cells show their value; arguments as in ``heatmap``.
+    """Draw a matrix whose cells show their values; arguments as in ``heatmap``.
 
-    A click on a cell singles out its row until a double click; with ``hover``, pointing at it does.
+    A click on a cell highlights its row until a double click; with ``hover``, pointing is enough.
     """
     _require(row_label=row_label, column_label=column_label)
     values = _matrix(matrix, rows, columns)
@@ -431,9 +431,9 @@ def live_heatmap(
     on, clear = ("pointerover", "pointerout") if hover else ("click", "dblclick")
     pick = alt.selection_point(fields=["i"], on=on, clear=clear)
     low, high = _colour_range(values)
-    # Vega's names of our colour maps.
+    # Vega's names for our colour maps.
     shade = alt.Scale(scheme="purpleorange" if low < 0 else "viridis", domain=[low, high])
-    # Cells are square while few, and the whole stays within a page.
+    # Cells are square if there are few; the chart never exceeds the page.
     width, height = min(24 * len(columns), 480), min(24 * len(rows), 480)
     empty = alt.Chart(alt.InlineData(values=cells), title=title, width=width, height=height)
     names = [json.dumps(f"{label} ") for label in (row_label, column_label, value_label)]
@@ -465,7 +465,7 @@ def live_lines(
     log_x: bool = False,
     log_y: bool = False,
 ) -> alt.LayerChart:
-    """Draw named curves that a click in the legend singles out; arguments as in ``lines``."""
+    """Draw named curves; a click in the legend highlights one. Arguments as in ``lines``."""
     _require(x_label=x_label, y_label=y_label)
     points = [
         {"curve": name, "x": float(a), "y": float(b)}
@@ -473,7 +473,7 @@ def live_lines(
         for a, b in zip(_array(x), _array(y), strict=True)
     ]
     pick = alt.selection_point(fields=["curve"], bind="legend")
-    # Not nearest=True: Vega-Lite 6.4 then loses the name of the curve in the tooltip.
+    # Not nearest=True, with which Vega-Lite 6.4 loses the curve's name in the tooltip.
     near = alt.selection_point(on="pointerover", clear="pointerout", empty=False)
     dashes = alt.Scale(domain=list(series), range=[list(d) for _, d in _strokes(len(series))])
     fit = max(1, 54 // (6 + max(map(len, series))))

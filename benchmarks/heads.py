@@ -20,7 +20,7 @@ from benchmarks.records import keep, origin
 
 CHAPTER = "results/attention_maps"
 VALUES = {
-    *("options", "text", "tokenizers", "config", "encoded", "sizes", "pairs", "unseen"),
+    *("options", "text", "tokenizers", "config", "encoded", "sizes", "drawn", "pairs", "unseen"),
     *("Finding", "Head", "DISTANCES", "NOUNS", "ARTICLES", "blocks"),
 }
 

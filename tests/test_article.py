@@ -1,7 +1,10 @@
 """Code written for The Annotated Transformer runs with changed imports, and learns."""
 
+import ast
 import math
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -208,8 +211,27 @@ def test_names_at_the_top_are_those_of_their_modules() -> None:
     assert set(annotated_transformer.__all__) <= set(dir(annotated_transformer))
     for name in annotated_transformer.__all__:
         assert getattr(annotated_transformer, name) is not None
+    misspelt = "atention"
     with pytest.raises(AttributeError, match="no attribute 'atention'"):
-        annotated_transformer.atention  # noqa: B018
+        getattr(annotated_transformer, misspelt)
+
+
+def test_type_checkers_know_the_names_at_the_top() -> None:
+    """Without the stub, a misspelt import would be of any type, and pass."""
+    stub = Path(annotated_transformer.__file__).with_name("__init__.pyi")
+    imports = [
+        part
+        for part in ast.parse(stub.read_text(encoding="utf-8")).body
+        if isinstance(part, ast.ImportFrom)
+    ]
+    known = {
+        alias.asname: f"{part.module}.{alias.name}" for part in imports for alias in part.names
+    }
+    assert known.keys() == set(annotated_transformer.__all__) - {"__version__"}
+    for name, path in known.items():
+        module, _, own = path.rpartition(".")
+        assert name == own
+        assert getattr(import_module(module), name) is getattr(annotated_transformer, name)
 
 
 # --- weights of the article's model -----------------------------------------------------------

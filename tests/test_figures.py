@@ -186,7 +186,7 @@ def test_many_numbers_are_labelled_thinly_and_tokens_always() -> None:
 
 @pytest.mark.parametrize("draw", [heatmap, live_heatmap])
 def test_labels_must_fit(draw: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"\(2, 3\) with labels for \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"\(2, 3\), but its labels need \(3, 2\)"):
         draw(NUMBERS, COLUMNS, ROWS, **NAMES)
 
 
@@ -400,7 +400,9 @@ def test_colab_uses_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
 # The drawings by hand
 
 
-@pytest.mark.parametrize("name", ["transformer", "attention", "multi_head", "how_far"])
+@pytest.mark.parametrize(
+    "name", [*"transformer attention multi_head how_far stacked_and_dilated".split()]
+)
 def test_drawing_describes_itself_and_follows_the_text(name: str) -> None:
     text = (STATIC / f"{name}.svg").read_text()
     svg = ET.fromstring(text)
@@ -432,7 +434,7 @@ def test_tables_show_their_cells() -> None:
     assert [cell.tag for cell in tree[0]] == ["th", "th"]
     with pytest.raises(ValueError, match="2 columns, but a row of 1: \\['x'\\]"):
         Table(["a", "b"], [["x"]])
-    with pytest.raises(TypeError, match="cells are text"):
+    with pytest.raises(TypeError, match="cells must be text"):
         Table(["a"], [[1]])  # type: ignore[list-item]
 
 

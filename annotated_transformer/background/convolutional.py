@@ -36,7 +36,7 @@ class GatedConvolution(nn.Module):
     """A convolution over positions whose output is gated (Gehring et al. 2017, section 3.2).
 
     Args:
-        width: Numbers that stand for one position, in and out.
+        width: Size of the vector of a position, in and out.
         kernel: Positions that one position sees.
         dropout: Probability of dropping an element of the input.
         causal: Whether a position sees itself and earlier ones alone.
@@ -70,41 +70,6 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return (x + y) * ROOT_HALF
 
 
-class PositionedWords(nn.Module):
-    """Word embeddings plus embeddings of their positions, both learned.
-
-    Args:
-        vocab: Number of tokens in the vocabulary.
-        width: Numbers that stand for one token.
-        max_len: Number of positions.
-        dropout: Probability of dropping an element of the sum.
-    """
-
-    def __init__(self, vocab: int, width: int, max_len: int, dropout: float) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(vocab, width), nn.Embedding(max_len, width)
-        self.dropout = nn.Dropout(dropout)
-        for table in (self.words, self.places):
-            nn.init.normal_(table.weight, std=0.1)
-
-    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Embed tokens ``(batch, n)`` at positions ``first``, ``first + 1``, ...
-
-        Returns:
-            ``(batch, n, width)``.
-
-        Raises:
-            IndexError: There are fewer positions than that.
-        """
-        length, most = first + tokens.size(1), self.places.num_embeddings
-        if length > most:
-            raise IndexError(
-                f"a sequence of {length} tokens is longer than the model's {most} positions"
-            )
-        x: Tensor = self.dropout(self.words(tokens) + self.places.weight[first:length])
-        return x
-
-
 @dataclass
 class Source:
     """What the decoder's layers look at.
@@ -134,7 +99,7 @@ class SourceAttention(nn.Module):
     """Dot-product attention of one decoder layer to the source (Gehring et al. 2017, section 3.3).
 
     Args:
-        width: Numbers that stand for one position.
+        width: Size of the vector of a position.
     """
 
     def __init__(self, width: int) -> None:
@@ -154,6 +119,41 @@ class SourceAttention(nn.Module):
         lowest = torch.finfo(scores.dtype).min
         weights = scores.masked_fill(~source.real, lowest).softmax(-1) * source.real
         return (weights @ source.values) * source.scale, weights
+
+
+class PositionedWords(nn.Module):
+    """Word embeddings plus embeddings of their positions, both learned.
+
+    Args:
+        vocab: Number of tokens in the vocabulary.
+        width: Size of an embedding.
+        max_len: Number of positions.
+        dropout: Probability of dropping an element of the sum.
+    """
+
+    def __init__(self, vocab: int, width: int, max_len: int, dropout: float) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocab, width), nn.Embedding(max_len, width)
+        self.dropout = nn.Dropout(dropout)
+        for table in (self.words, self.places):
+            nn.init.normal_(table.weight, std=0.1)
+
+    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """Embed tokens ``(batch, n)`` at positions ``first``, ``first + 1``, ...
+
+        Returns:
+            ``(batch, n, width)``.
+
+        Raises:
+            IndexError: There are fewer positions than that.
+        """
+        length, most = first + tokens.size(1), self.places.num_embeddings
+        if length > most:
+            raise IndexError(
+                f"a sequence of {length} tokens is longer than the model's {most} positions"
+            )
+        x: Tensor = self.dropout(self.words(tokens) + self.places.weight[first:length])
+        return x
 
 
 class ConvolutionalEncoder(nn.Module):
@@ -185,7 +185,7 @@ class ConvolutionalDecoderLayer(nn.Module):
     """A causal gated convolution, then attention to the source, in a residual connection.
 
     Args:
-        width: Numbers that stand for one position.
+        width: Size of the vector of a position.
         kernel: Positions that one position sees, itself included.
         dropout: Probability of dropping an element of the convolution's input.
     """
@@ -235,7 +235,7 @@ class ConvolutionConfig:
     """Sizes of a convolutional translator, about those of the Transformer ``tiny``.
 
     Attributes:
-        width: Numbers that stand for one position, everywhere.
+        width: Size of the vector of a position, everywhere.
         kernel: Positions that one position sees in one layer.
         layers: Layers of the encoder, and as many of the decoder.
         dropout: Probability of dropping an element: of the embeddings, of what a convolution

@@ -1,4 +1,4 @@
-"""``ablation``: what beam, length penalty and averaging give, one after the other."""
+"""``ablation`` adds beam search, length penalty and averaging one by one and scores each."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from annotated_transformer.translation.evaluation import (
     score,
 )
 
-SEARCHES = (  # name, file of weights, beam, alpha
+SEARCHES = (  # name, weights file, beam, alpha
     ("greedy", WEIGHTS, 1, 0.0),
     ("beam 4", WEIGHTS, 4, 0.0),
     ("beam 4, alpha 0.6", WEIGHTS, 4, 0.6),
     ("beam 4, alpha 0.6, averaged", AVERAGED, 4, 0.6),
     ("beam 5, alpha 0.6, averaged", AVERAGED, 5, 0.6),
 )
-ALPHAS = (0.2, 0.6, 1.0, 1.4)  # to choose among
+ALPHAS = (0.2, 0.6, 1.0, 1.4)  # to choose from
 
 
 def run(command: Ablation) -> int:
-    """Translate and score in each way, and write the record."""
+    """Translate and score with each search, and write the record."""
     path, bar = command.record or command.model / "ablation.json", not command.quiet
     check_target("--record", path)
     system = load_system(command.model, weights=WEIGHTS)
     if (corpus := corpus_of(system)) not in TEST:
         raise UsageError(f"{command.model}: was trained on {corpus}; needs {', '.join(TEST)}")
-    averaged = load_system(command.model, weights=AVERAGED)  # missing: before the first search
+    averaged = load_system(command.model, weights=AVERAGED)  # loaded early, in case it is missing
     for each in (system, averaged):
         move(each, find_device())
     split, pair = command.split or TEST[corpus], "-".join(system.languages)
@@ -55,7 +55,7 @@ def run(command: Ablation) -> int:
         step, before = measure(chosen, test, beam, alpha, before, bar=bar)
         steps.append({"name": name, **step})
         show_step(steps[-1])
-    if split != "val":  # to choose by what is scored would be no choice
+    if split != "val":  # alpha must not be chosen on the text that is scored
         valid = load_split(corpus, pair, "val", mirror=command.mirror, bar=bar)
         found = {alpha: lower_case_bleu(averaged, valid, alpha, bar=bar) for alpha in ALPHAS}
         best = max(ALPHAS, key=found.__getitem__)
@@ -88,7 +88,7 @@ def measure(
     *,
     bar: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Translate in one way; return what goes into the record, and the translations."""
+    """Translate with one search; return its entry for the record, and the translations."""
     start = time.perf_counter()
     found = translate_lines(system, test.source, beam=beam, alpha=alpha, progress=bar)
     step: dict[str, Any] = {
@@ -109,14 +109,14 @@ def measure(
 def lower_case_bleu(
     system: System, text: ParallelText, alpha: float, *, bar: bool = False
 ) -> float:
-    """Return BLEU, tokenised and in lower case, of a beam of 5 with a length penalty."""
+    """Return tokenised lower-case BLEU of a beam of 5 with a length penalty."""
     found = translate_lines(system, text.source, beam=5, alpha=alpha, name=text.split, progress=bar)
     way = protocols(found, text.target, text.languages[1])["tokenised lower-case"]
     return float(way["bleu"])
 
 
 def show_step(step: Mapping[str, Any]) -> None:
-    """Print BLEU, and what it gained over the step before."""
+    """Print BLEU and its gain over the previous step."""
     gain, chosen = "", f" ({step['alpha']})" if "alpha" in step else ""
     if "gain" in step:
         low, high = step["interval"]

@@ -1,4 +1,4 @@
-"""``average``: the mean of the last checkpoints of a run."""
+"""``average`` averages the last checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from annotated_transformer.engine.checkpoints import AVERAGED, average_system
 
 
 def run(command: Average) -> int:
-    """Write the mean beside the checkpoints."""
+    """Save the mean in the folder of the run."""
     average_system(command.model, command.last)
-    log(f"wrote {command.model / AVERAGED}; translate and evaluate take it with --averaged")
+    log(f"wrote {command.model / AVERAGED}; translate and evaluate use it with --averaged")
     return 0

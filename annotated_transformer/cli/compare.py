@@ -1,4 +1,4 @@
-"""``compare``: two translations of one text."""
+"""``compare`` scores two translations of one text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from annotated_transformer.translation.evaluation import paired_bootstrap
 
 
 def run(command: Compare) -> int:
-    """Print both scores, their difference, and whether it may be chance."""
+    """Print both scores, their difference, and its significance."""
     if not 2 <= command.samples <= 10**6:
         raise UsageError(f"--samples {command.samples}: must be from 2 to 1000000")
     text = read_parallel(command.first, command.references, drop_blank=False)
-    second, *_ = read_side(command.second)  # each file once: it may be a pipe
+    second, *_ = read_side(command.second)  # read each file once, because it may be a pipe
     if len(second) != len(text):
         raise CorpusError(
             f"{command.second} has {len(second)} lines and {command.references} has {len(text)}; "
@@ -24,7 +24,8 @@ def run(command: Compare) -> int:
     found = paired_bootstrap(text.source, second, text.target, samples=command.samples)
     print_result(
         f"{command.first}: BLEU {found.first:.2f}\n{command.second}: BLEU {found.second:.2f}\n"
-        f"difference {found.second - found.first:+.2f}, 95 % of {command.samples} draws\n"
-        f"from {found.low:+.2f} to {found.high:+.2f}, p = {found.p:.3f}"
+        f"difference {found.second - found.first:+.2f} (second minus first); 95 % of "
+        f"{command.samples} bootstrap samples lie from {found.low:+.2f} to {found.high:+.2f}; "
+        f"p = {found.p:.3f}"
     )
     return 0

@@ -1,4 +1,4 @@
-"""``evaluate``: a system on a corpus, or one file against another."""
+"""``evaluate`` scores a system on a corpus, or one file against another."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from annotated_transformer.translation.evaluation import LANGUAGES, protocols, s
 
 
 def run(command: Evaluate) -> int:
-    """Print the scores that were asked for."""
+    """Print the requested scores."""
     files = (command.hypotheses, command.references)
     if command.model is None and None not in files:
         return evaluate_files(command)
     if command.model is None or files != (None, None):
-        raise UsageError("give a trained system's folder, or --hypotheses and --references")
+        both = "" if command.model is None else ", not both"
+        raise UsageError(f"give a trained system's folder, or --hypotheses and --references{both}")
     if command.language is not None:
-        raise UsageError("--language: is for two files; a system knows its own")
+        raise UsageError("--language: only for two files; leave it out, a system has its own")
     beam, alpha, bar = command.search.beam, command.search.alpha, not command.quiet
     system, weights = open_system(command.model, command.search)
     test = test_text(command, system)
@@ -41,7 +42,7 @@ def evaluate_files(command: Evaluate) -> int:
     """Score one file against another."""
     language = command.language
     if language is not None and not command.protocols:
-        raise UsageError("--language: is for --protocols; give both")
+        raise UsageError("--language: has no effect without --protocols; give both")
     if command.protocols and language not in LANGUAGES:
         raise UsageError(
             f"--language{'' if language is None else f' {language}'}: --protocols of two files "
@@ -57,7 +58,7 @@ def evaluate_files(command: Evaluate) -> int:
 
 
 def test_text(command: Evaluate, system: System) -> ParallelText:
-    """Load what the system is to translate."""
+    """Load the text for the system to translate."""
     pair = "-".join(system.languages)
     if command.prepared is not None:
         if command.corpus is not None:
@@ -66,9 +67,19 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
             raise UsageError("--mirror: a prepared corpus needs no download; leave it out")
         corpus = Prepared(command.prepared)
         if (its := "-".join(corpus.languages)) != pair:
-            raise UsageError(f"--prepared {command.prepared}: is {its}, the system {pair}")
+            raise UsageError(f"--prepared {command.prepared}: is {its}, but the system is {pair}")
         return corpus.text(command.split or test_split(corpus))
+    if command.test_files is not None:
+        for option in ("corpus", "split", "mirror"):
+            if getattr(command, option) is not None:
+                raise UsageError(f"--test-files or --{option}, not both; leave one of them out")
+        texts = read_parallel(*command.test_files, languages=system.languages, split="test")
+        return texts
     name = command.corpus or corpus_of(system)
+    if name == "files":
+        raise UsageError(
+            f"{command.model}: its corpus was your own; give --test-files SOURCE TARGET"
+        )
     if name == "prepared":
         raise UsageError(f"{command.model}: its corpus was prepared; give --prepared FOLDER")
     split = command.split or TEST.get(name, "")
@@ -76,6 +87,6 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
 
 
 def show_protocols(found: Sequence[str], wanted: Sequence[str], language: str) -> None:
-    """Print BLEU in the ways in which published numbers were counted."""
+    """Print BLEU under the protocols of published numbers."""
     for name, way in protocols(found, wanted, language).items():
         print_result(f"  {way['bleu']:6.2f}  {name}\n    {way['signature']}")

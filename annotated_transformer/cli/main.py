@@ -1,6 +1,6 @@
-"""The command ``annotated-transformer``: errors in one line, and a status.
+"""The command ``annotated-transformer``, with one-line errors and an exit status.
 
-All else is imported while signals are caught already, so that Ctrl-C is never a traceback.
+Everything else is imported after signals are handled, so that Ctrl-C never shows a traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from annotated_transformer.engine.interruption import handling
 
 PLOTS = {"altair", "matplotlib", "pandas", "seaborn", "vl_convert"}  # of the extra "plots"
-AGAIN = (["prepare"], ["sweep"])  # commands that go on where they were interrupted
+AGAIN = (["prepare"], ["sweep"])  # commands that resume where they were interrupted
 NO_MEMORY = ("can't allocate memory", "not enough memory", "can't start new thread")
 
 
@@ -23,11 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: The words after the command's name; those of this process unless given.
+        arguments: The words after the command's name; those of this process by default.
 
     Returns:
-        The status, which is 0, or 2 after an error; 130, 143 or 129 where Ctrl-C, a termination
-        or the end of the terminal interrupted it.
+        The exit status: 0, or 2 after an error; 130, 143 or 129 if interrupted by Ctrl-C,
+        termination or the end of the terminal.
     """
     words = sys.argv[1:] if arguments is None else arguments
     occupy_streams()
@@ -35,11 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return run(words)
         except KeyboardInterrupt as end:
-            again = "; the same command goes on from there" if words[:1] in AGAIN else ""
+            again = "; run the same command to resume" if words[:1] in AGAIN else ""
             if not follows():
                 tell(f"interrupted{again}")
             return 128 + int(end.args[0] if end.args else signal.SIGINT)
-        except BrokenPipeError:  # nobody reads on
+        except BrokenPipeError:  # the reader has stopped
             return 0
         except Exception as error:
             if (message := describe(error)) is None:
@@ -51,33 +51,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def occupy_streams() -> None:
-    """Let no file take the number of a closed standard stream: libraries write there."""
+    """Keep other files from getting the descriptor of a closed standard stream."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def stop(number: int, _: object) -> None:
-    """Take a signal."""
+    """Raise KeyboardInterrupt on a signal."""
     raise KeyboardInterrupt(number)
 
 
 def follows() -> bool:
-    """Whether torchrun has started this process after a first one, which says what all would."""
+    """Whether this is a torchrun process other than the first, which reports for all."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def tell(message: object) -> None:
-    """Print a message of an error or a warning, after the command's name."""
+    """Print an error or warning after the command's name."""
     from annotated_transformer.cli.output import print_error
 
     print_error(message)
 
 
 def run(words: Sequence[str]) -> int:
-    """Read the options, then load what they need, and do the work."""
+    """Parse the options, import what the command needs, and run it."""
     from annotated_transformer.cli.output import drop_output
 
     try:
@@ -85,12 +85,12 @@ def run(words: Sequence[str]) -> int:
 
         command = parse(words)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what libraries say while they are loaded
+            warnings.simplefilter("ignore")  # warnings of libraries on import
             module = import_module(f"annotated_transformer.cli.{type(command).__name__.lower()}")
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: tell(message)
             return int(module.run(command))
-    except SystemExit as end:  # after --help, or where the main process has failed
+    except SystemExit as end:  # after --help, or when the main process has failed
         return int(end.code or 0)
     except OSError:
         drop_output()
@@ -98,24 +98,24 @@ def run(words: Sequence[str]) -> int:
 
 
 def describe(error: Exception) -> str | None:
-    """Return the one line that a user needs; None for what can only be a mistake of ours."""
+    """Return a one-line message for the user; None for an error that must be a bug."""
     kind = type(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         missing = error.name.split(".")[0]
         if missing == "annotated_transformer":
             return None
         extra = "plots" if missing in PLOTS else "translation"
-        return f'needs {missing}: pip install "annotated-transformer[{extra}]"'
+        return f'needs {missing}: pip install ".[{extra}]" in its folder'
     if isinstance(error, ImportError):
-        return f"a library cannot be loaded: {error}; check the limits of this process, or install"
+        return f"a library cannot be loaded: {error}; check this process's limits, or reinstall it"
     ours = kind.__module__.startswith("annotated_transformer.")
     if isinstance(error, FloatingPointError) or (isinstance(error, ValueError) and ours):
         return str(error)
     if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":
-        return "out of memory; lower --max-tokens, --beam or the size of the model"
+        return "out of memory; reduce --max-tokens, --beam or the size of the model"
     if isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY):
         return describe(MemoryError())
     if isinstance(error, OSError):
         place = error.filename or "an output"
-        return f"{place}: {error.strerror or error}; check the path, its rights and the space"
+        return f"{place}: {error.strerror or error}; check the path, permissions and disk space"
     return None

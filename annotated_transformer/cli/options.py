@@ -1,4 +1,4 @@
-"""The options of each command, as dataclasses. Importing this does not import PyTorch."""
+"""The options of each command as dataclasses. Importing this does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -85,6 +85,8 @@ class Evaluate:
     """Corpus (the one that the system was trained on by default)."""
     prepared: Path | None = None
     """Folder written by the command prepare, instead of a corpus."""
+    test_files: tuple[Path, Path] | None = None
+    """Source and target text to score the system on, instead of a corpus."""
     split: str | None = None
     """Split of the corpus (test; val if a prepared corpus has no test split by default)."""
     mirror: Path | None = None

@@ -1,4 +1,4 @@
-"""What the command prints and writes: messages, results, files."""
+"""The output of the commands: messages, results and files."""
 
 from __future__ import annotations
 
@@ -15,67 +15,67 @@ from annotated_transformer.data.files import FileError, write_atomically
 from annotated_transformer.engine.config import UsageError
 
 NAME = "annotated-transformer"
-LONGEST = 500  # signs of an error
+LONGEST = 500  # characters of an error
 STANDARD = Path("-")  # the standard input or output
 
 
 def log(text: str) -> None:
-    """Print a message beside the output; where nothing can be printed, nothing is."""
-    if sys.stderr is not None:  # closed by who started us
+    """Print a message to standard error, if it can be written."""
+    if sys.stderr is not None:  # closed by the parent process
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
 
 def print_error(text: object) -> None:
-    """Print what went wrong in one line, after the command's name."""
+    """Print an error in one line, after the command's name."""
     line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text))
     log(f"{NAME}: {line if len(line) <= LONGEST else f'{line[:300]} … {line[-200:]}'}")
 
 
 def print_result(text: str) -> None:
-    """Print a line, or several, to the standard output."""
+    """Print one or more lines to standard output."""
     write_output(f"{text}\n")
 
 
 def write_output(text: str) -> None:
-    """Write text to the standard output, as UTF-8 whatever the locale, and all of it.
+    """Write a whole text to standard output, as UTF-8 whatever the locale.
 
     Raises:
-        FileError: It cannot be written; nothing more will be.
-        BrokenPipeError: Nobody reads on.
+        FileError: It cannot be written; later output is dropped.
+        BrokenPipeError: The reader has stopped.
     """
     try:
         if sys.stdout is None:
             raise OSError("it is closed")
         sys.stdout.flush()
         stream = getattr(sys.stdout, "buffer", None)
-        if stream is None:  # a notebook's takes text alone
+        if stream is None:  # in a notebook it takes only text
             sys.stdout.write(text)
             return
         data = memoryview(text.encode("utf-8", "surrogateescape"))
-        while data:  # unbuffered, it may take less at a time, on a full disk for instance
+        while data:  # if unbuffered, a write may be partial, e.g. on a full disk
             data = data[stream.write(data) or 0 :]
         stream.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         drop_output()
-        reason = f"cannot be written: {error.strerror or error}; send it elsewhere"
+        reason = f"cannot be written: {error.strerror or error}; redirect it elsewhere"
         raise FileError(f"standard output: {reason}") from None
 
 
 def drop_output() -> None:
-    """Send what is still to be printed nowhere, or Python complains at its end."""
+    """Discard further output, so that Python does not complain at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_target(option: str, path: Path | None, *sources: Path) -> None:
-    """Refuse a file to be written that cannot be, or is one of the inputs, before the work.
+    """Check before the work that an output file can be written and is not one of the inputs.
 
     Raises:
-        UsageError: The message names the option.
-        OSError: The path cannot be one.
+        UsageError: It is not; the message names the option.
+        OSError: The path is invalid.
     """
     if path is None or path == STANDARD:
         return
@@ -85,12 +85,12 @@ def check_target(option: str, path: Path | None, *sources: Path) -> None:
         raise UsageError(f"{option} {path}: is a link to itself; name another file")
     for source in sources:
         if path.exists() and source.exists() and path.samefile(source):
-            raise UsageError(f"{option} {path}: is the input, too; name another file")
+            raise UsageError(f"{option} {path}: is also the input; name another file")
     place = next(parent for parent in path.absolute().parents if parent.exists())
     if not place.is_dir():
         raise UsageError(f"{option} {path}: {place} is a file; choose a folder")
     if not os.access(path if path.exists() and not path.is_file() else place, os.W_OK):
-        raise UsageError(f"{option} {path}: {place} is closed to you; choose another folder")
+        raise UsageError(f"{option} {path}: {place} is not writable; choose another folder")
 
 
 def save_record(path: Path, data: Mapping[str, Any]) -> None:
@@ -100,13 +100,14 @@ def save_record(path: Path, data: Mapping[str, Any]) -> None:
 
 def show_scores(scores: Mapping[str, Any], title: str) -> None:
     """Print scores with their signatures."""
+    count = scores["sentences"]
     print_result(
-        f"{title}, {scores['sentences']} sentences\n"
+        f"{title}, {count} sentence{'s' * (count != 1)}\n"
         f"  {scores['bleu_detail']}\n    {scores['bleu_signature']}\n"
         f"  chrF2 = {scores['chrf']}\n    {scores['chrf_signature']}"
     )
 
 
 def command_line() -> str:
-    """Return the command that this process was started with."""
+    """Return the command line of this process."""
     return shlex.join([NAME, *sys.argv[1:]])

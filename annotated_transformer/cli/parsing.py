@@ -1,4 +1,4 @@
-"""From the words of the command line to a command and its options, before PyTorch is loaded."""
+"""Parsing of the command line into a command and its options, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
+from annotated_transformer import __version__
 from annotated_transformer.cli.options import COMMANDS, Command, Evaluate, Prepare, Train, Translate
 from annotated_transformer.cli.output import NAME, print_result
 from annotated_transformer.data.corpora import CORPORA, Preparation
@@ -41,33 +42,51 @@ ALIASES = {  # other names of options of train
     for option in fields(getattr(Options(), group.name))
     for alias in option.metadata.get("aliases", ())
 }
+MEANT = {  # what other programs call it
+    other: name
+    for name, others in {
+        "--peak": "--lr --learning-rate",
+        "--max-tokens": "--batch-size --batch",
+        "--updates": "--epochs --max-steps --max-updates",
+        "--layers": "--num-layers --n-layers",
+        "--heads": "--num-heads --n-heads --nhead",
+        "--d-model": "--hidden-size --hidden --width",
+        "--smoothing": "--label-smoothing",
+        "--output": "--out --outfile",
+        "--beam": "--num-beams --beam-size",
+    }.items()
+    for other in others.split()
+}
 HINTS = get_type_hints(ModelOptions)
 CHOICES = {name: get_args(HINTS[name]) for name in ("preset", "architecture")}
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
 DECIDING = "recipe corpus pair preset architecture prepared train_files valid_files".split()
-SYSTEM = "corpus prepared split mirror beam alpha averaged best device".split()  # not of two files
+SYSTEM = "corpus prepared split mirror beam alpha averaged best device".split()  # not for two files
 
 
 def parse(words: Sequence[str]) -> Command:
-    """Make a command of the words on the command line.
+    """Parse the words of the command line.
 
     Raises:
-        UsageError: They are no command, or its options cannot work or have no effect.
-        SystemExit: Help was asked for, and given.
+        UsageError: There is no such command, or an option is invalid or has no effect.
+        SystemExit: Help was requested and printed.
     """
     name = words[0] if words else ""
     if name == COMPLETION:
         print_result(completion(words))
         raise SystemExit(0)
+    if name == "--version":
+        print_result(f"{NAME} {__version__}")
+        raise SystemExit(0)
     if name in ("-h", "--help"):
         print_result(commands_help())
         raise SystemExit(0)
     if name not in KINDS:
-        reason = f"{name}: there is no such command" if name else "no command is given"
+        reason = f"{name}: there is no such command" if name else "no command given"
         raise UsageError(f"{reason}; {suggestion(name, KINDS)}choose among {', '.join(KINDS)}")
     plain, said = read_words(name, words[1:])
     if shutil.get_terminal_size().columns < 40:
-        os.environ["COLUMNS"] = "40"  # tyro does not end with fewer
+        os.environ["COLUMNS"] = "40"  # tyro hangs with fewer
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box), contextlib.redirect_stdout(box):
@@ -90,10 +109,10 @@ def parse(words: Sequence[str]) -> Command:
 
 
 def completion(words: Sequence[str]) -> str:
-    """Return what lets a shell complete commands and options.
+    """Return the completion script for a shell.
 
     Raises:
-        UsageError: It is for another shell.
+        UsageError: The shell is not supported.
     """
     if list(words[1:]) not in (["bash"], ["zsh"]):
         raise UsageError(f"{COMPLETION}: give bash or zsh")
@@ -109,10 +128,10 @@ def completion(words: Sequence[str]) -> str:
 
 
 def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return a command's words with each option under its own name; and the options with values.
+    """Return a command's words without aliases, and the options with their values.
 
     Raises:
-        UsageError: There is no such option, or a word is empty or not valid UTF-8.
+        UsageError: An option does not exist, or a word is empty or not valid UTF-8.
     """
     aliases = ALIASES if name == "train" else {}
     known = {"--help", *map(flag, names_of(KINDS[name])), *aliases}
@@ -123,7 +142,7 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
             place = next((each for each in (option, before) if each.startswith("-")), "a word")
             raise UsageError(f"{place}: is empty; give a value, or leave it out")
         if any("\ud800" <= sign <= "\udfff" for sign in word):
-            raise UsageError(f"{word!a}: is not valid UTF-8; take another name")
+            raise UsageError(f"{word!a}: is not valid UTF-8; use another name")
         if option.startswith("--") and len(option) > 2:
             option = option.replace("_", "-")
             if option not in known:
@@ -136,18 +155,20 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
 
 
 def names_of(kind: Any) -> Iterator[str]:
-    """Go through the names of a command's options."""
+    """Yield the names of a command's options."""
     for name, hint in get_type_hints(kind).items():
         yield from names_of(hint) if is_dataclass(hint) else (name,)
 
 
 def suggestion(word: str, known: Collection[str]) -> str:
-    """Return a question for what was meant, if something is like it."""
-    return "".join(f"did you mean {each}? " for each in difflib.get_close_matches(word, known, 1))
+    """Return a question with the known word that means the same, or is the closest, if any is."""
+    same = [MEANT[word]] if MEANT.get(word) in known else []
+    found = same or difflib.get_close_matches(word, known, 1)
+    return "".join(f"did you mean {each}? " for each in found)
 
 
 def check_command(command: Command, said: Mapping[str, str]) -> None:
-    """Raise UsageError for options that cannot work, and for those without an effect."""
+    """Raise UsageError for options that are invalid or have no effect."""
 
     def refuse(reason: str, *names: str) -> None:
         for name in names:
@@ -168,7 +189,7 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
 
 
 def deciding(said: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that decide about the defaults of others, if their values can be."""
+    """Return the options that determine other defaults, if their values are valid."""
     found = {
         name: said[name]
         for name in DECIDING
@@ -182,7 +203,7 @@ def deciding(said: Mapping[str, str]) -> dict[str, str]:
 
 
 def default_of(kind: type, said: Mapping[str, str]) -> Any:
-    """Return a command with the defaults that follow from what was said, if it has such."""
+    """Return a command with the defaults that follow from the user's options, if any."""
     if kind is Train:
         return Train(*vars(defaults(said)).values())
     if kind is Prepare:
@@ -195,7 +216,7 @@ def default_of(kind: type, said: Mapping[str, str]) -> Any:
 
 
 def summary(kind: type) -> str:
-    """Return what a command does: the first line of its docstring."""
+    """Return a command's description, the first line of its docstring."""
     return (kind.__doc__ or "").strip().split("\n")[0]
 
 
@@ -206,23 +227,23 @@ def commands_help() -> str:
         f"usage: {NAME} COMMAND [OPTIONS]\n\nTrain and use translation systems, as in "
         f"'Attention Is All You Need'.\n\ncommands:\n{rows}\n\n"
         f"{NAME} COMMAND --help lists the options of a command.\n"
-        f"{NAME} {COMPLETION} SHELL prints what lets bash or zsh complete them."
+        f"{NAME} {COMPLETION} SHELL prints a completion script for bash or zsh."
     )
 
 
 def without_none(text: str) -> str:
-    """Return tyro's help without the defaults that tell nothing, also where they are wrapped."""
+    """Return tyro's help without defaults of None and False, even where they are wrapped."""
     pattern = r"\(default:[\s│|]+(?:None|False)\)"
     text = re.sub(pattern, lambda found: re.sub(r"[^\s│|]", " ", found[0]), text)
     return re.sub(r"^[│|] +[│|]\n| +$", "", text, flags=re.MULTILINE)
 
 
 def unboxed(box: str) -> str:
-    """Return what tyro's error box says as one line: its first section."""
+    """Return the first section of tyro's error box in one line."""
     words: list[str] = []
     for line in box.splitlines()[1:]:
         text = line.strip("│| ")
-        rule = len(text) > 2 and not text.strip("─╰╯-+")  # of hyphens where a terminal has no more
+        rule = len(text) > 2 and not text.strip("─╰╯-+")  # of hyphens in an ASCII terminal
         if text.startswith("Got errors") or (rule and words):
             break
         words.extend([] if rule else text.split())

@@ -1,4 +1,4 @@
-"""``plot``: the log of a run as a picture."""
+"""``plot`` draws the log of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from annotated_transformer.engine.log_figure import log_figure
 
 
 def run(command: Plot) -> int:
-    """Draw what the run has logged so far."""
+    """Plot what the run has logged so far."""
     path = command.output or command.model / "training.svg"
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"--output {path}: must end with .svg, .png or .pdf")
@@ -23,11 +23,11 @@ def run(command: Plot) -> int:
     try:
         journal = read_journal(command.model / "log.jsonl")
     except FileNotFoundError:
-        raise UsageError(f"{command.model}: log.jsonl is missing; name a run") from None
+        raise UsageError(f"{command.model}: log.jsonl is missing; give a run's folder") from None
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not journal:
-        raise UsageError(f"{command.model}: log.jsonl has no line yet; wait for the first one")
+        raise UsageError(f"{command.model}: log.jsonl is still empty; wait for its first line")
     state = read_state(command.model)
     curve = [] if state is None else [asdict(point) for point in state.curve]
     picture = io.BytesIO()

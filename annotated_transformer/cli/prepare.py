@@ -1,4 +1,4 @@
-"""``prepare``: a corpus that is larger than memory."""
+"""``prepare`` makes a corpus larger than memory ready for training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from annotated_transformer.engine.config import UsageError, flag
 
 
 def run(command: Prepare) -> int:
-    """Prepare, or go on where an earlier process stopped."""
+    """Prepare a corpus, or resume where an earlier process stopped."""
     options, workers = command.preparation, command.workers
     for name in ("vocabulary", "max_len", "max_words", "max_ratio"):
         if not 0 < (value := getattr(options, name)) < 1 << 16:
@@ -31,30 +31,30 @@ def run(command: Prepare) -> int:
 
 
 def own_files(command: Prepare) -> Files:
-    """Return the files of each split that were given."""
+    """Return the user's files for each split."""
     paths = command.train_files
     if not paths or len(paths) % 2 or command.valid_files is None:
-        raise UsageError("--corpus files: give --train-files and --valid-files, by two")
+        raise UsageError("--corpus files: give --train-files and --valid-files in pairs")
     found = {"train": list(zip(paths[::2], paths[1::2], strict=True)), "val": [command.valid_files]}
     return found if command.test_files is None else {**found, "test": [command.test_files]}
 
 
 def known_files(command: Prepare) -> Files:
-    """Find the files of a corpus that the package knows, split by split.
+    """Return the files of a known corpus for each split.
 
-    A training text of one sentence on each line is read where it lies; all else is written
-    into the folder in this form.
+    A training text with one sentence per line is read in place; other formats are converted to
+    that form in the output folder.
 
     Raises:
-        CorpusError: It cannot be had, or not in these languages.
-        UsageError: There is no such corpus, or files were given, too.
+        CorpusError: It is not available, or not in these languages.
+        UsageError: There is no such corpus, or files were given as well.
     """
     corpus, names, bar = command.corpus, command.preparation.pair, not command.quiet
     if corpus not in CORPORA:
         raise UsageError(f"--corpus {corpus}: choose among files, {', '.join(CORPORA)}")
     for name in ("train_files", "valid_files", "test_files"):
         if getattr(command, name):
-            raise UsageError(f"{flag(name)}: --corpus {corpus} brings its files: give no others")
+            raise UsageError(f"{flag(name)}: --corpus {corpus} has its own files; leave it out")
     found: dict[str, list[tuple[Path, Path]]] = {}
     for split in ("train", "val", TEST[corpus]):
         if split == "train" and corpus in ("multi30k", "wmt14"):

@@ -1,4 +1,4 @@
-"""Trained systems, and the text that they are scored on, as several commands need them."""
+"""Loading of trained systems and of test sets, shared by several commands."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_split(corpus: Prepared) -> str:
 def load_split(
     corpus: str, pair: str, split: str, *, mirror: Path | None, size: int | None = None, bar: bool
 ) -> ParallelText:
-    """Load a split of a corpus, downloading it where that is needed.
+    """Load a split of a corpus, downloading it if needed.
 
     Raises:
         UsageError: There is no such corpus, or it needs no mirror.
-        CorpusError: It has no such split, or cannot be had.
+        CorpusError: It has no such split, or is not available.
     """
     if corpus not in CORPORA:
         raise UsageError(f"--corpus {corpus}: choose among {', '.join(CORPORA)}")
@@ -47,17 +47,17 @@ def load_split(
 
 
 def check_mirror(corpus: str, mirror: Path | None) -> None:
-    """Refuse a mirror of what needs no download."""
+    """Raise UsageError for a mirror if the corpus needs no download."""
     if mirror is not None and corpus in ("grammar", "files"):
-        raise UsageError(f"--mirror: --corpus {corpus} needs no download")
+        raise UsageError(f"--mirror: --corpus {corpus} needs no download; leave it out")
 
 
 def open_system(folder: Path, search: Search) -> tuple[System, str]:
-    """Load a system for a search, and say which file of weights was taken.
+    """Load a system for a search; also return the weights file that was used.
 
     Raises:
-        UsageError: The search or the device cannot be meant.
-        CheckpointError: Something is missing or damaged.
+        UsageError: The search options or the device are invalid.
+        CheckpointError: A file is missing or damaged.
     """
     if search.averaged and search.best:
         raise UsageError("--averaged or --best, not both; leave one of them out")
@@ -73,12 +73,12 @@ def open_pretrained(search: Search) -> tuple[System, Pretrained]:
     """Load the model that comes with the package, for a search.
 
     Raises:
-        UsageError: The search or the device cannot be meant.
+        UsageError: The search options or the device are invalid.
         PretrainedError: A file of the package is missing or damaged.
     """
     for name in ("averaged", "best"):
         if getattr(search, name):
-            raise UsageError(f"--{name}: is for the folder of a trained system; name one")
+            raise UsageError(f"--{name}: needs the folder of a trained system; give one")
     device = check_options(search)
     found = load_pretrained()
     system = System(found.model, found.config, ("de", "en"), found.tokenizers, {})
@@ -88,7 +88,7 @@ def open_pretrained(search: Search) -> tuple[System, Pretrained]:
 
 
 def check_options(search: Search) -> str:
-    """Return the device of a search; raise UsageError where it, or the search, cannot be meant."""
+    """Return the device of a search; raise UsageError if it or the search is invalid."""
     try:
         check_search(search.beam, search.alpha)
     except ValueError as error:
@@ -97,7 +97,7 @@ def check_options(search: Search) -> str:
 
 
 def check_beam(search: Search, system: System) -> None:
-    """Raise UsageError for more hypotheses than there are tokens."""
+    """Raise UsageError if the beam is larger than the vocabulary."""
     if search.beam > (size := len(system.tokenizers[1])):
         raise UsageError(
             f"--beam {search.beam}: must be at most {size}, the size of the vocabulary"
@@ -105,7 +105,7 @@ def check_beam(search: Search, system: System) -> None:
 
 
 def move(system: System, device: str) -> None:
-    """Move a system to a device; on the processor, choose what is fast there."""
+    """Move a system to a device; on a CPU, also configure fast products."""
     system.model.to(device)
     if device == "cpu":
         prepare_cpu()

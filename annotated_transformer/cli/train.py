@@ -1,4 +1,4 @@
-"""``train``: learn a system from a corpus, or go on learning."""
+"""``train`` trains a system on a corpus, or resumes a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from annotated_transformer.translation.evaluation import score
 
 
 def run(command: Train) -> int:
-    """Train, score, and write the record; under torchrun, in several processes."""
+    """Train, score and write the record, in several processes under torchrun."""
     options, bar = command.options, not command.quiet
     check_target("--record", command.record)
     with contextlib.ExitStack() as stack:
@@ -57,7 +57,7 @@ def run(command: Train) -> int:
     if not finished:
         how = "stopped" if stopped is None else "interrupted"
         done = trainer.state.updates
-        print_error(f"{how} after update {done}; the same command goes on from there")
+        print_error(f"{how} after update {done}; run the same command to resume")
         return 0 if stopped is None else 128 + stopped
     scores = score_run(trainer, texts, bar)
     path = command.record or folder / "record.json"
@@ -65,7 +65,7 @@ def run(command: Train) -> int:
     record = make_record(
         trainer.system, state, scores, command_line(), pairs=pairs, processes=world.size
     )
-    save_record(path, {**record, "weights": best_weights(folder)})  # those that translate takes
+    save_record(path, {**record, "weights": best_weights(folder)})  # those that translate uses
     for name, found in scores.items():
         show_scores(found, f"{options.data.corpus} {name}, greedy")
     log(f"the system is in {folder}, the record of its run in {path}")
@@ -74,14 +74,14 @@ def run(command: Train) -> int:
 
 
 def default_folder(options: Options) -> Path:
-    """Return where checkpoints go unless ``--out`` says otherwise."""
+    """Return the default of ``--out``, the folder for checkpoints."""
     model = options.model
     kind = model.preset if model.architecture == "transformer" else model.architecture
     return Path("runs") / f"{options.data.corpus}-{options.data.pair}-{kind}"
 
 
 def load_texts(data: DataOptions, bar: bool, *, warn: bool = True) -> Texts:
-    """Load training and validation text, and say what is odd about them."""
+    """Load training and validation text, and warn about problems in them."""
     if data.prepared is not None:
         return Prepared(data.prepared)
     if data.corpus == "files":
@@ -102,14 +102,14 @@ def load_texts(data: DataOptions, bar: bool, *, warn: bool = True) -> Texts:
 
 
 def prepared_options(options: Options, corpus: Prepared, recipe: str | None = None) -> Options:
-    """Return the options with what was decided when the corpus was prepared.
+    """Return the options with those that were fixed when the corpus was prepared.
 
     Raises:
-        UsageError: Something else was asked for.
+        UsageError: The user has given other values.
     """
     data = options.data
     if data.size is not None:
-        raise UsageError("--size: not for a prepared corpus; prepare another")
+        raise UsageError("--size: not for a prepared corpus; prepare a smaller one")
     pair = "-".join(corpus.languages)
     said = {"recipe": recipe, "corpus": "prepared", "pair": pair, "preset": options.model.preset}
     usual = defaults(said).data
@@ -122,7 +122,7 @@ def prepared_options(options: Options, corpus: Prepared, recipe: str | None = No
 
 
 def introduce(trainer: Trainer, texts: Texts, products: Products) -> None:
-    """Say what is going to happen."""
+    """Log what is about to be trained."""
     for text in () if isinstance(texts, Prepared) else texts:
         if report := text.report():
             log(f"{text.name} {text.split}: {report}")
@@ -134,7 +134,7 @@ def introduce(trainer: Trainer, texts: Texts, products: Products) -> None:
 
 
 def pace(trainer: Trainer) -> str:
-    """Say how fast a run is, how long the whole of it takes at this pace, and how good it is."""
+    """Return a run's speed, its total time at this speed, and its validation loss."""
     state, updates = trainer.state, trainer.options.optim.updates
     seconds = max(state.update_seconds, 1e-9)
     each = seconds / max(1, state.updates)
@@ -142,12 +142,12 @@ def pace(trainer: Trainer) -> str:
     loss = "" if state.best is None else f"; validation loss {state.best:.4f}"
     return (
         f"{state.updates} updates of {each:.2f} seconds, {state.tokens / seconds:.0f} target "
-        f"tokens a second{rate}; {updates} take {timedelta(seconds=round(each * updates))}{loss}"
+        f"tokens per second{rate}; {updates} take {timedelta(seconds=round(each * updates))}{loss}"
     )
 
 
 def test_text(data: DataOptions, texts: Texts, bar: bool) -> ParallelText:
-    """Return the text that a run is scored on."""
+    """Return the test set of a run."""
     if isinstance(texts, Prepared):
         return texts.text(test_split(texts))
     if data.corpus not in TEST:
@@ -156,7 +156,7 @@ def test_text(data: DataOptions, texts: Texts, bar: bool) -> ParallelText:
 
 
 def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:
-    """Score the best weights, and the mean of the last where that was asked for."""
+    """Score the best weights, and the averaged ones if they were requested."""
     test, scores = test_text(trainer.options.data, texts, bar), {}
     weights = {test.split: WEIGHTS}
     if trainer.options.optim.average:

@@ -1,4 +1,4 @@
-"""``translate``: a file, or what comes in, line by line."""
+"""``translate`` translates a file or the standard input line by line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.pretrained import FOLDER, Pretrained
 
 BY = (
-    "the small model that comes with the package; it knows only the words of the book's grammar, "
-    "and another system can be named by its folder"
+    "the small model that comes with the package; it knows only the words of the book's grammar; "
+    "to use another system, give its folder"
 )
-MOST_TOLD = 5  # lines with unknown words, and words of a line
+MOST_TOLD = 5  # reported lines with unknown words, and words per line
 
 
 def run(command: Translate) -> int:
-    """Translate, and write the whole of it."""
+    """Translate the input, and write the output when all of it is done."""
     folder, source = places(command)
     own = FOLDER.iterdir() if folder is None else files_of(folder)
     check_target("--output", command.output, source, *own)
@@ -52,14 +52,14 @@ def run(command: Translate) -> int:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Go through what may be a system's files, which no output may replace."""
+    """Yield files that may belong to a system, which the output must not overwrite."""
     return (path for kind in ("json", "safetensors") for path in folder.glob(f"*.{kind}"))
 
 
 def places(command: Translate) -> tuple[Path | None, Path]:
-    """Return the folder of the system, if there is one, and the text.
+    """Return the folder of the system, if given, and the text.
 
-    A file that is named alone is the text: a system is a folder.
+    A single argument that is a file is the text, because a system is a folder.
     """
     path = command.model
     if path is not None and command.input == STANDARD and path.exists() and not path.is_dir():
@@ -68,7 +68,7 @@ def places(command: Translate) -> tuple[Path | None, Path]:
 
 
 def warn_of_words(pretrained: Pretrained, lines: Sequence[str], name: str) -> None:
-    """Say which words of a text the model of the package has never seen."""
+    """Report the words of a text that the package's model has never seen."""
     found = {number: pretrained.unknown(line) for number, line in enumerate(lines, 1)}
     told = [(number, words) for number, words in found.items() if words]
     for number, words in told[:MOST_TOLD]:
@@ -78,11 +78,11 @@ def warn_of_words(pretrained: Pretrained, lines: Sequence[str], name: str) -> No
 
 
 def read_text(path: Path, languages: str = "") -> tuple[list[str], str]:
-    """Read lines from a file or the standard input, strictly UTF-8; also say its name."""
+    """Read strict UTF-8 lines from a file or the standard input; also return its name."""
     if path != STANDARD:
         return read_lines(path), str(path)
     if sys.stdin is None:
         raise CorpusError("standard input: is closed; name a file")
     if sys.stdin.isatty():
-        log(f"one sentence a line{languages}, please; Ctrl-D ends")
+        log(f"enter one sentence per line{languages}; Ctrl-D ends")
     return read_lines(sys.stdin.buffer, name="standard input"), "standard input"

@@ -1,1 +1,1 @@
-"""Text: our grammar, corpora from files and the network, and what is larger than memory."""
+"""Text data: the grammar, corpora from files or the network, and corpora larger than memory."""

@@ -1,4 +1,4 @@
-"""Archives of strangers, unpacked with care."""
+"""Safe unpacking of untrusted archives."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from pathlib import Path
 from annotated_transformer.data.files import CorpusError, digest_of, locked, not_written
 from annotated_transformer.data.text import DAMAGED, reading
 
-MAX_BYTES = 64 * 2**30  # that come out of an archive, unless told otherwise
+MAX_BYTES = 64 * 2**30  # default limit on an archive's unpacked size
 MAX_FILES = 10_000
-# The last two: a member's name that is no text, and a member that is encrypted.
+# The last two are raised for a member's undecodable name and for an encrypted member.
 BROKEN = (*DAMAGED, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, RuntimeError)
 
 
 def unpack(
     archive: str | Path, folder: str | Path, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
 ) -> Path:
-    """Unpack a tar or zip archive into a folder; plain files alone, and never outside it.
+    """Unpack the plain files of a tar or zip archive into a folder, never outside it.
 
     Args:
-        archive: The archive; a tar may be packed by gzip, bzip2 or xz.
-        folder: Where the files go. If it exists, it is complete, and nothing is done.
-        max_bytes: How much may come out.
-        max_files: How many files may come out.
+        archive: The archive; a tar may be compressed with gzip, bzip2 or xz.
+        folder: Where the files go. An existing folder is complete and left as it is.
+        max_bytes: Limit on the unpacked size.
+        max_files: Limit on the number of files.
 
     Returns:
         The folder.
 
     Raises:
-        CorpusError: The archive is damaged, or a member of it is refused; the message names
-            both. Nothing of it is left behind.
+        CorpusError: The archive is damaged, or a member is refused; the message names
+            both. No files are left behind.
     """
     archive, folder = Path(archive), Path(folder)
     if folder.exists():
@@ -47,7 +47,7 @@ def unpack(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.parent, wait=True), contextlib.ExitStack() as stack:
-            if not folder.exists():  # else another process has unpacked it
+            if not folder.exists():  # otherwise another process has unpacked it
                 shutil.rmtree(part, ignore_errors=True)
                 stack.callback(shutil.rmtree, part, ignore_errors=True)
                 part.mkdir()
@@ -55,16 +55,16 @@ def unpack(
                 os.replace(part, folder)
     except (*BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise CorpusError(f"{archive}: unpacking it, {not_written(error, folder)}") from None
+            raise CorpusError(f"{archive}: cannot unpack, {not_written(error, folder)}") from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorpusError(
-            f"{archive}: no whole tar or zip archive ({reason}); check the path, or fetch it again"
+            f"{archive}: not a whole tar or zip archive ({reason}); check it, or download it again"
         ) from None
     return folder
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, bool, Callable[[Path], object]]]:
-    """Go through an archive: name, size, whether it is a plain file, and what extracts it."""
+    """Yield an archive's members: name, size, whether a plain file, and an extract function."""
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive) as tape:
             for member in tape:
@@ -80,42 +80,42 @@ def _members(archive: Path) -> Iterator[tuple[str, int, bool, Callable[[Path], o
 
 
 def _extract(archive: Path, folder: Path, max_bytes: int, max_files: int) -> None:
-    """Extract an archive's members, unless one of them is not what a corpus has.
+    """Extract an archive's members, refusing anything that a corpus does not contain.
 
-    The libraries write below the folder alone, and no more than the archive's table says. Links
-    are refused all the same: a filter that allows some of them has been outwitted before.
+    The libraries write only below the folder, and no more than the archive's table says. Links
+    are refused anyway, because filters that allow some of them have been bypassed before.
     """
     left = max_bytes
     for number, (name, size, plain, extract) in enumerate(_members(archive), 1):
         left -= size
         parts = name.replace("\\", "/").split("/")
         if not plain:
-            reason = "a link or a device"
+            reason = "it is a link or a device"
         elif not parts[0] or ".." in parts or set(":\0") & set(name):  # on any system
-            reason = "its name leads out of the folder"
+            reason = "its path leads out of the folder"
         elif number > max_files:
             reason = f"there are more than {max_files} files"
         elif left < 0:
-            reason = f"the files have more than {max_bytes} bytes"
+            reason = f"the files exceed {max_bytes} bytes"
         elif (folder / name).exists():
-            reason = "its name is there twice"
+            reason = "its name occurs twice"
         else:
             extract(folder)
             continue
-        raise CorpusError(f"{archive}, member {name}: refused, {reason}")
+        raise CorpusError(f"{archive}, member {name}: refused because {reason}")
 
 
 def locate(path: str | Path, unpacked: str | Path) -> Path:
-    """Return where a file is that can be read more than once.
+    """Return the path of a regular file with the given contents, which can be read repeatedly.
 
     Args:
-        path: A file; or a path that goes on inside an archive, ``nc.tgz/training/a.de``, which is
+        path: A file; or a path inside an archive, such as ``nc.tgz/training/a.de``, which is
             unpacked; or a named pipe, which is read to its end.
         unpacked: A folder for the contents of archives and pipes.
 
     Raises:
         CorpusError: There is no such file, or the archive is refused.
-        FileError: What came out of a pipe cannot be written.
+        FileError: The contents of a pipe cannot be written.
     """
     path, unpacked = Path(path), Path(unpacked)
     with reading(path):
@@ -127,7 +127,7 @@ def locate(path: str | Path, unpacked: str | Path) -> Path:
         if archive is None:
             raise CorpusError(f"{path}: no such file; check the path")
         inside = path.relative_to(archive)
-        key = f"{archive.name}-{digest_of(archive)[:16]}"  # another archive of this name is another
+        key = f"{archive.name}-{digest_of(archive)[:16]}"  # the name alone is not unique
     found = unpack(archive, unpacked / key) / inside
     if not found.is_file():
         raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
@@ -135,7 +135,7 @@ def locate(path: str | Path, unpacked: str | Path) -> Path:
 
 
 def _kept(pipe: Path, folder: Path) -> Path:
-    """Copy what comes out of a pipe into a folder, under its name."""
+    """Copy the contents of a pipe into a folder, under its name."""
     copy, part = folder / pipe.name, folder / f".{pipe.name}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Parallel text without what is unfit for training: bad pairs, sides that drift, test sentences."""
+"""Cleaning of parallel text: bad pairs, misaligned sides, and overlap with test sentences."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from annotated_transformer.data.corpora import (
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import MAX_SENTENCE
 
-BLOCK = 10_000  # lines taken together
-CONTEXT = 1000  # lines before them that a drift is looked for in once more
+BLOCK = 10_000  # lines per block
+CONTEXT = 1000  # preceding lines that are searched again for a drift
 MAX_SHIFT = 5  # lines
 SHIFTS = [sign * lines for lines in range(1, MAX_SHIFT + 1) for sign in (-1, 1)]
-# Far above what sides that fit come to; a drift gets there within 100 lines or so.
+# Far above the values of aligned sides; a drift reaches it within about 100 lines.
 THRESHOLD = 100.0
-BROKEN = re.compile("[\ufffd\ud800-\udfff]")  # lone surrogates stand for bytes that were not UTF-8
+BROKEN = re.compile("[\ufffd\ud800-\udfff]")  # lone surrogates stand for invalid UTF-8
 
 Side: TypeAlias = tuple[str, Iterable[str]]  # a name for errors and reports, and the lines
 Pairs: TypeAlias = Iterable[tuple[str, str]]
 
 
 def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
-    """Open both sides of a parallel text, each in the format that its name tells.
+    """Open both sides of a parallel text, in the formats given by their names.
 
     Args:
         source: The file in the first language; for its name see ``text_format``.
         target: The file in the second language.
 
     Returns:
-        For each side a name and its lines, as ``clean`` takes them. Where lines are not
-        those of the file, the name says so.
+        For each side a name and its lines, as ``clean`` takes them. If lines are not
+        numbered as in the file, the name says so.
 
     Raises:
         CorpusError: A file with segments is damaged, or the two do not belong together.
-            What is wrong with a stream is found when it is read.
+            Errors in a stream are raised when it is read.
     """
     (one, names), (two, others) = (
         open_side(path, errors="surrogateescape") for path in (source, target)
@@ -58,12 +58,12 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
 
 
 def drop_reason(source: str, target: str, options: Preparation | None = None) -> str:
-    """Say why a pair is unfit for training; empty if it is not. The usual bounds are loose.
+    """Return why a pair is unfit for training, or an empty string. The default limits are loose.
 
     Args:
         source: A sentence.
         target: Its translation.
-        options: With ``max_words`` and ``max_ratio``.
+        options: Limits ``max_words`` and ``max_ratio``.
     """
     options = options or Preparation()
     lengths = []
@@ -81,7 +81,7 @@ def drop_reason(source: str, target: str, options: Preparation | None = None) ->
 
 
 def fingerprints(pairs: Pairs) -> NDArray[np.uint64]:
-    """Return 64 bits for each pair; equal pairs have equal ones."""
+    """Return a 64-bit hash of each pair."""
     digests = [
         hashlib.blake2b(f"{a}\n{b}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
         for a, b in pairs
@@ -90,13 +90,13 @@ def fingerprints(pairs: Pairs) -> NDArray[np.uint64]:
 
 
 class FingerprintSet:
-    """A growing set of fingerprints in sorted arrays: 8 bytes each, 16 while they are merged."""
+    """A growing set of fingerprints in sorted arrays: 8 bytes each, 16 during a merge."""
 
     def __init__(self) -> None:
-        self.runs: list[NDArray[np.uint64]] = []  # sorted, each more than twice its next
+        self.runs: list[NDArray[np.uint64]] = []  # sorted, each more than twice as long as the next
 
     def add(self, values: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Add values, and tell which of them occur for the first time."""
+        """Add values, and return a mask of those that occur for the first time."""
         unique, first = np.unique(values, return_index=True)
         fresh = np.ones(len(unique), dtype=bool)
         for run in self.runs:
@@ -115,12 +115,12 @@ class FingerprintSet:
 
 @dataclass
 class CleaningReport:
-    """What became of the pairs of a split.
+    """The results of cleaning a split.
 
     Attributes:
-        pairs: How many were read.
-        dropped: How many were dropped, by reason.
-        first: Where the first of each kind stands.
+        pairs: Number of pairs read.
+        dropped: Number of pairs dropped, by reason.
+        first: Place of the first pair dropped, by reason.
         notes: Warnings.
     """
 
@@ -131,17 +131,17 @@ class CleaningReport:
 
     @property
     def kept(self) -> int:
-        """How many pairs are left."""
+        """Number of pairs kept."""
         return self.pairs - sum(self.dropped.values())
 
     def note_drift(self, message: str, options: Preparation) -> None:
-        """Note that two sides drift, or raise CorpusError where the options do not allow it."""
+        """Record a drift between the sides, or raise CorpusError if it is not allowed."""
         if not options.allow_drift:
-            raise CorpusError(f"{message}; align the files again, or go on with --allow-drift")
+            raise CorpusError(f"{message}; realign the files, or continue with --allow-drift")
         self.notes.append(message)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of a message."""
+        """Yield the lines of the report."""
         yield f"{self.kept} of {self.pairs} pairs kept"
         for reason, count in self.dropped.items():
             share = count / self.pairs
@@ -156,17 +156,17 @@ def clean(
     options: Preparation | None = None,
     seen: FingerprintSet | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Go through a parallel text and yield the pairs that are fit for training, stripped.
+    """Yield the pairs of a parallel text that are fit for training, with whitespace stripped.
 
     Args:
         source: A name for errors, and the lines.
-        target: Likewise.
-        report: Is filled in.
-        options: What is fit, and whether a drift is an error or a note in the report.
-        seen: The pairs that occurred before, to find duplicates across texts.
+        target: The same for the target side.
+        report: The report to fill in.
+        options: Limits, and whether a drift is an error or only noted in the report.
+        seen: Pairs that occurred before, to find duplicates across texts.
 
     Raises:
-        CorpusError: The sides differ in their number of lines, or drift.
+        CorpusError: The sides have different numbers of lines, or drift.
     """
     seen = FingerprintSet() if seen is None else seen
     options, fits, number = options or Preparation(), True, 0
@@ -193,14 +193,14 @@ def clean(
 
 
 def _blocks(source: Side, target: Side) -> Iterator[list[tuple[str, str]]]:
-    """Take the lines of both sides together, ``BLOCK`` at a time."""
+    """Yield pairs of lines, ``BLOCK`` at a time."""
     pairs, number = itertools.zip_longest(source[1], target[1]), 0
     while block := list(itertools.islice(pairs, BLOCK)):
         if None in block[-1]:
             number += sum(None not in pair for pair in block)
             short, long = (source, target) if block[-1][0] is None else (target, source)
             raise CorpusError(
-                f"{short[0]} ends after line {number}, and {long[0]} goes on; "
+                f"{short[0]} ends after line {number}, but {long[0]} continues; "
                 "line n of one file must translate line n of the other"
             )
         number += len(block)
@@ -208,16 +208,16 @@ def _blocks(source: Side, target: Side) -> Iterator[list[tuple[str, str]]]:
 
 
 def find_shift(lengths: NDArray[np.int64]) -> tuple[int, int] | None:
-    """Find where two sides drift: from some line on, line n translates line n + d, d up to 5.
+    """Find where two sides drift: from some line on, line n is translated by line n + d, |d| <= 5.
 
-    The lengths give it away: those of a sentence and its translation go together, those of
-    neighbours do not. For each d, the evidence of line after line is summed up (CUSUM, Page 1954).
+    The lengths of a sentence and its translation are correlated, those of neighbouring lines are
+    not. For each d, the evidence is accumulated line by line (CUSUM, Page 1954).
 
     Args:
         lengths: ``(lines, 2)``, characters of source and target.
 
     Returns:
-        None if the sides fit; else the first suspicious line, from 1, and d.
+        None if the sides are aligned; otherwise the first suspicious line, from 1, and d.
     """
     logs = np.log1p(lengths)
     if len(logs) <= 2 * MAX_SHIFT:
@@ -225,9 +225,9 @@ def find_shift(lengths: NDArray[np.int64]) -> tuple[int, int] | None:
     inner = np.arange(MAX_SHIFT, len(logs) - MAX_SHIFT)
     ratios = np.stack([logs[inner, 0] - logs[inner + d, 1] for d in (0, *SHIFTS)])
     ratios -= np.median(ratios[0])
-    spread = np.median(np.abs(ratios), axis=1).min()  # of the best fit: the one without drift
+    spread = np.median(np.abs(ratios), axis=1).min()  # of the best fit, which has no drift
     squares = (ratios / max(0.1, 1.4826 * spread)) ** 2
-    evidence = np.clip((squares[0] - squares[1:]) / 2, -3, 3)  # one odd line proves little
+    evidence = np.clip((squares[0] - squares[1:]) / 2, -3, 3)  # one odd line is weak evidence
     sums = np.cumsum(evidence, axis=1)
     sums -= np.minimum(np.minimum.accumulate(sums, axis=1), 0)  # never below zero
     alarms = []
@@ -240,7 +240,7 @@ def find_shift(lengths: NDArray[np.int64]) -> tuple[int, int] | None:
 
 
 def _drift_message(source: str, target: str, line: int, shift: int) -> str:
-    """Say where the lengths of two texts, called by these names, suggest a drift."""
+    """Describe where the lengths of two named texts suggest a drift."""
     return (
         f"{source}, line {line}: the lengths suggest that from about here on, line n is translated "
         f"by line n{shift:+d} of {target}"
@@ -248,13 +248,13 @@ def _drift_message(source: str, target: str, line: int, shift: int) -> str:
 
 
 def find_drift(text: ParallelText) -> str:
-    """Say where the sides of a text in memory drift; empty if they fit."""
+    """Describe where the sides of a text in memory drift; empty if they are aligned."""
     lengths = [[len(source), len(target)] for source, target in text]
     found = find_shift(np.array(lengths, dtype=np.int64).reshape(-1, 2))
     if found is None:
         return ""
     line, shift = found
-    for blank in text.blank:  # lines that were dropped before
+    for blank in text.blank:  # lines that were dropped earlier
         line += blank <= line
     source, target = (text.checksums[side][0] + text.among(side) for side in (0, 1))
     return _drift_message(source, target, line, shift)
@@ -263,16 +263,16 @@ def find_drift(text: ParallelText) -> str:
 def note_overlap(
     pairs: Pairs, name: str, held_out: Mapping[str, ParallelText], notes: list[str]
 ) -> Iterator[tuple[str, str]]:
-    """Hand pairs on; at their end, note which sentences of texts for evaluation stand among them.
+    """Pass pairs through; at the end, note which evaluation sentences occurred among them.
 
-    Both languages count, because a model that has learned the translation has seen the answer;
-    blank lines do not. Memory grows with the texts for evaluation, not with the pairs.
+    Both languages count, because a model trained on the translation has seen the answer. Blank
+    lines do not. Memory grows with the evaluation texts, not with the pairs.
 
     Args:
         pairs: The pairs of a text.
-        name: What the notes call it.
-        held_out: The texts for evaluation, by split.
-        notes: Takes a note for each split of which it has sentences.
+        name: The text's name in the notes.
+        held_out: The evaluation texts, by split.
+        notes: A note is appended for each split with shared sentences.
     """
     places: dict[tuple[str, int], dict[str, int]] = {}  # of a split and a side: line -> number
     for split, text in held_out.items():
@@ -289,8 +289,8 @@ def note_overlap(
         yield pair
     for split in held_out:
         said = [
-            f"{len(numbers)} different {side} sentences of {split} stand in {name} too, "
-            f"the first in its line {min(numbers)}"
+            f"{len(numbers)} distinct {side} sentences of {split} also occur in {name}, "
+            f"the first on line {min(numbers)} of {split}"
             for n, side in enumerate(("source", "target"))
             if (numbers := shared[split, n])
         ]
@@ -299,7 +299,7 @@ def note_overlap(
 
 
 def corpus_warnings(train: ParallelText, held_out: Mapping[str, ParallelText]) -> Iterator[str]:
-    """Warn about texts in memory: of sides that drift, of sentences of evaluation in training."""
+    """Yield warnings about texts in memory: drifting sides, evaluation sentences in training."""
     yield from filter(None, map(find_drift, (train, *held_out.values())))
     notes: list[str] = []
     for _ in note_overlap(train, "the training text", held_out, notes):

@@ -1,4 +1,4 @@
-"""Parallel text: from files, from corpora on the network, and from the grammar, by name."""
+"""Parallel text from files, from known corpora on the network, and from the grammar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from annotated_transformer.data.text import PACKED_NAME, Digest, read_lines, str
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentences and their translations, with what a record needs to name them.
+    """Sentences and their translations, with the metadata for a record.
 
     Attributes:
         name: The corpus: ``grammar``, ``multi30k``, ``files`` ...
@@ -29,10 +29,10 @@ class ParallelText:
         languages: Source and target language.
         source: The sentences, untokenised.
         target: Their translations, in the same order.
-        origin: Where the text came from, in a line.
+        origin: Where the text came from, in one line.
         checksums: File names with the SHA-256 of their bytes.
-        blank: The numbers, from 1, of the lines left out because a side was blank; ``counted``
-            says which lines of a file are numbered. Several files are counted on.
+        blank: The line numbers, from 1, of pairs dropped because a side was blank; ``counted``
+            says which lines of a file are numbered. Numbers continue across several files.
     """
 
     name: str
@@ -49,23 +49,23 @@ class ParallelText:
         return len(self.source)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Go through the pairs."""
+        """Iterate over the pairs."""
         return iter(zip(self.source, self.target, strict=True))
 
     def head(self, size: int) -> ParallelText:
-        """Return the first pairs, without the record of lines that were left out."""
+        """Return the first ``size`` pairs, without the record of dropped lines."""
         return replace(self, source=self.source[:size], target=self.target[:size], blank=())
 
     def report(self) -> str:
-        """Say how many lines were left out and the first of them, if any were."""
+        """Return how many pairs were dropped and the first of them; empty if none were."""
         if not self.blank:
             return ""
         dropped, total = len(self.blank), len(self) + len(self.blank)
         first = ", ".join(map(str, self.blank[:5])) + (", ..." if dropped > 5 else "")
-        return f"{dropped} of {total} pairs dropped, a side is blank: lines {first}{self.among(0)}"
+        return f"{dropped} of {total} pairs dropped with a blank side: lines {first}{self.among(0)}"
 
     def among(self, side: int) -> str:
-        """Say which lines of a side are numbered; the empty text where all are, of one file."""
+        """Return a note on which lines of a side are numbered; empty if all are, in one file."""
         files = self.checksums[side::2]
         return counted(files[0][0]) if len(files) == 1 else " (of all files together)"
 
@@ -82,14 +82,14 @@ def language_codes(pair: str) -> tuple[str, str]:
     match = PAIR.fullmatch(pair)
     if match is None or match[1].lower() == match[2].lower():
         raise CorpusError(
-            f"--pair {pair!r}: give two different languages, each of two to eight letters, as de-en"
+            f"--pair {pair!r}: give two different languages of two to eight letters, such as de-en"
         )
     return match[1], match[2]
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a corpus is prepared."""
+    """The options of preparing a corpus."""
 
     pair: str = "de-en"
     """Source and target language, such as de-en."""
@@ -110,7 +110,7 @@ class Preparation:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """Source and target language, one by one."""
+        """Source and target language."""
         return language_codes(self.pair)
 
 
@@ -120,21 +120,21 @@ TAGS = re.compile(
     r"""(?P<open></?seg\b)""",
     re.DOTALL | re.IGNORECASE,
 )
-CHARACTERS = re.compile(r"&#?\w+;")  # without its semicolon, & is a mark of the text
+CHARACTERS = re.compile(r"&#?\w+;")  # without a semicolon, & is part of the text
 
 
 def read_segments(path: str | Path, digest: Digest | None = None) -> list[tuple[str, str]]:
-    """Read a test set in XML or SGML: its segments with their names, in their order.
+    """Read the segments of a test set in XML or SGML, in order.
 
-    No XML parser is asked: older sets have a bare ``&``, and a parser may be talked into reading
-    other files.
+    No XML parser is used, because older sets have a bare ``&``, and a parser can be tricked into
+    reading other files.
 
     Returns:
-        For each segment ``document/number``, and its text without line ends.
+        For each segment its name ``document/number`` and its text without line ends.
 
     Raises:
-        CorpusError: The file cannot be read, has no segment, one without an end, or two of one
-            name.
+        CorpusError: The file cannot be read, has no segment, an unclosed one, or two with the
+            same name.
     """
     text = "\n".join(read_lines(path, digest=digest))
     found: dict[str, str] = {}
@@ -148,22 +148,22 @@ def read_segments(path: str | Path, digest: Digest | None = None) -> list[tuple[
             place = f"{path}, line {text.count(chr(10), 0, tag.start()) + 1}"
             if broken:
                 raise CorpusError(
-                    f"{place}: a segment without its beginning or end; fetch the file again"
+                    f"{place}: a segment without a start or end tag; download the file again"
                 )
-            raise CorpusError(f"{place}: segment {name} is there twice")
+            raise CorpusError(f"{place}: segment {name} occurs twice")
         plain = CHARACTERS.sub(lambda name: html.unescape(name[0]), tag["text"])
         found[name] = " ".join(plain.split("\n")).strip()
     if not found:
-        raise CorpusError(f"{path}: has no <seg>; is it the test set, or a page of a web site?")
+        raise CorpusError(f"{path}: has no <seg>; is it the test set, or a web page?")
     return list(found.items())
 
 
 def text_format(path: str | Path) -> str:
-    """Tell from a file's name what it holds: ``segments``, lines with ``tags``, or ``lines``.
+    """Return a file's format by its name: ``segments``, lines with ``tags``, or ``lines``.
 
     Args:
         path: ``*.xml`` and ``*.sgm`` have segments, ``train.tags.*`` lines with and without
-            tags, all others a sentence on each line. Each may be packed.
+            tags, all others one sentence per line. Each may be compressed.
     """
     name = PACKED_NAME.sub("", Path(path).name)
     if name.endswith((".xml", ".sgm")):
@@ -172,7 +172,7 @@ def text_format(path: str | Path) -> str:
 
 
 def counted(path: str | Path) -> str:
-    """Say which lines of a file are counted; the empty text where all are."""
+    """Return a note on which lines of a file are counted; empty if all are."""
     kinds = {"segments": " (segments alone)", "tags": " (without tags)", "lines": ""}
     return kinds[text_format(path)]
 
@@ -180,43 +180,43 @@ def counted(path: str | Path) -> str:
 def open_side(
     path: str | Path, *, errors: str = "strict", digest: Digest | None = None
 ) -> tuple[Iterable[str], list[str]]:
-    """Open one side of a parallel text, in the format that its name tells.
+    """Open one side of a parallel text, in the format given by its name.
 
     Args:
-        path: The file; for its name see :func:`text_format`. It is read once, so that it may be a
+        path: The file; for its name see :func:`text_format`. It is read once, so it may be a
             named pipe.
-        errors: What becomes of bytes that are not UTF-8, see ``stream_lines``.
-        digest: Is given all bytes of the file.
+        errors: What to do with bytes that are not UTF-8, see ``stream_lines``.
+        digest: Updated with all bytes of the file.
 
     Returns:
-        The sentences, to be gone through once, and the names of the segments where there are any.
+        The sentences, which can be iterated once, and the names of the segments, if any.
 
     Raises:
-        CorpusError: The file has not the segments that its name promises. What is wrong with
-            lines is found when they are read.
+        CorpusError: The file does not have the segments that its name implies. Errors in lines
+            are raised when they are read.
     """
     if (kind := text_format(path)) == "segments":
         found = read_segments(path, digest)
         return [text for _, text in found], [name for name, _ in found]
     lines = stream_lines(path, errors=errors, digest=digest)
-    if kind == "tags":  # of IWSLT: those that are about the talk are left out
+    if kind == "tags":  # in IWSLT, lines with tags describe the talk
         lines = (line.strip() for line in lines if not line.startswith("<"))
     return lines, []
 
 
 def read_side(path: str | Path) -> tuple[list[str], list[str], str]:
-    """Read one side of a parallel text whole, see :func:`open_side`.
+    """Read one side of a parallel text completely, see :func:`open_side`.
 
     Returns:
-        The sentences, the names of the segments where there are any, and the file's SHA-256.
+        The sentences, the names of the segments, if any, and the file's SHA-256.
 
     Raises:
-        CorpusError: The file is not what its name says, or empty.
+        CorpusError: The file does not have the format that its name implies, or is empty.
     """
     digest = hashlib.sha256()
     sentences, names = open_side(path, digest=digest)
     if not (lines := list(sentences)):
-        raise CorpusError(f"{path}: the file is empty; give one sentence on each line")
+        raise CorpusError(f"{path}: the file is empty; give one sentence per line")
     return lines, names, digest.hexdigest()
 
 
@@ -229,20 +229,20 @@ def read_parallel(
     split: str = "train",
     drop_blank: bool = True,
 ) -> ParallelText:
-    """Read two files of which line *n* of one translates line *n* of the other.
+    """Read two files in which line *n* of one translates line *n* of the other.
 
     Args:
-        source: The file in the first language, plain or packed, in UTF-8; a test set's or
-            IWSLT's own format is known by its name, see :func:`text_format`.
+        source: The file in the first language, plain or compressed, in UTF-8; the formats of
+            test sets and IWSLT are recognised by name, see :func:`text_format`.
         target: The file in the second language.
         languages: The two languages, for labels only.
         name: The corpus, for records.
         split: The split, for records.
-        drop_blank: Drop pairs with a blank side, as training wants it; their numbers are
-            kept in ``blank``. Evaluation keeps every line.
+        drop_blank: Drop pairs with a blank side, for training, and record their line numbers
+            in ``blank``. Evaluation keeps every line.
 
     Raises:
-        CorpusError: A file cannot be read or is empty, the line counts differ, or nothing is
+        CorpusError: A file cannot be read or is empty, the line counts differ, or no pair is
             left.
     """
     (first, names, digest), (second, other_names, other_digest) = map(read_side, (source, target))
@@ -271,17 +271,17 @@ def read_parallel(
 def check_segments(
     source: str | Path, target: str | Path, names: list[str], others: list[str]
 ) -> None:
-    """Raise CorpusError if the segments of two files differ in their names."""
+    """Raise CorpusError if the names of two files' segments differ."""
     for n, (one, other) in enumerate(zip(names, others, strict=False), 1):
         if one != other:
             raise CorpusError(
-                f"{target}: its segment {n} is {other}, that of {source} is {one}; "
-                "take both from one test set"
+                f"{target}: segment {n} is {other}, but in {source} it is {one}; "
+                "use files of the same test set"
             )
 
 
-# Where the known corpora are, as data: for each split paths below a mirror, which go on inside
-# archives; and for each file its size (0: unknown), digest (or nothing) and addresses.
+# The known corpora: for each split its paths in a mirror, which may continue inside archives; and
+# for each file its size (0 if unknown), digest (may be empty) and addresses.
 SOURCES = json.loads(Path(__file__).with_name("sources.json").read_text(encoding="utf-8"))
 FILES = {
     path: RemoteFile(path, tuple(urls), size, digest)
@@ -293,12 +293,12 @@ CORPORA: dict[str, tuple[str, ...]] = {  # name: splits
 }
 
 
-Place = tuple[RemoteFile, str]  # a file, and how its path goes on inside, if it is an archive
+Place = tuple[RemoteFile, str]  # a file, and the path inside it, if it is an archive
 
 
 def _places(name: str, source: str, target: str, split: str) -> list[tuple[Place, Place]]:
-    """Return where both sides of each part of a split are."""
-    missing = CorpusError(f"{name}: {split} does not exist in {source} and {target}")
+    """Return the places of both sides of each part of a split."""
+    missing = CorpusError(f"{name}: {split} does not exist for {source} and {target}")
     corpus = SOURCES["corpora"][name]
     both = f"{source}-{target}", f"{target}-{source}"
     pair = next((pair for pair in both if pair in corpus["pairs"]), "")
@@ -318,7 +318,7 @@ def _places(name: str, source: str, target: str, split: str) -> list[tuple[Place
 
 
 def _check_names(name: str, pair: str, split: str) -> tuple[str, str]:
-    """Return the two languages, if there is such a corpus, pair and split."""
+    """Return the two languages, after checking the corpus, pair and split."""
     if name not in CORPORA:
         raise CorpusError(f"no corpus {name!r}; choose among {', '.join(CORPORA)}")
     if split not in CORPORA[name]:
@@ -327,7 +327,7 @@ def _check_names(name: str, pair: str, split: str) -> tuple[str, str]:
     known = ("de", "en") if name == "grammar" else ("de", "en", "fr", "cs")
     if source == target or not {source, target} <= set(known):
         raise CorpusError(
-            f"{name}: no language pair {pair!r}; give two of {', '.join(known)}, as de-en"
+            f"{name}: no language pair {pair!r}; give two of {', '.join(known)}, such as de-en"
         )
     return source, target
 
@@ -341,21 +341,21 @@ def corpus_files(
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> list[tuple[Path, Path]]:
-    """Fetch and unpack the files of a split, and say where they are.
+    """Download and unpack the files of a split, and return their paths.
 
     Args:
         name: One of ``CORPORA``, but not ``grammar``.
-        pair: Source and target language, as ``de-en``.
+        pair: Source and target language, such as ``de-en``.
         split: One of ``CORPORA[name]``.
         mirror: A folder with the corpus's files, see ``fetch``.
-        cache: Where downloads are kept, see ``fetch``.
+        cache: The folder for downloads, see ``fetch``.
         progress: Show a progress bar while downloading.
 
     Returns:
         Source and target file of each part of the split.
 
     Raises:
-        CorpusError: There is no such split in these languages, or it cannot be fetched.
+        CorpusError: There is no such split in these languages, or the download failed.
     """
     parts = _places(name, *_check_names(name, pair, split), split)
 
@@ -379,24 +379,24 @@ def load_corpus(
     seed: int = 0,
     progress: bool = True,
 ) -> ParallelText:
-    """Load a split of a corpus that the package knows.
+    """Load a split of a known corpus.
 
     Args:
-        name: One of ``CORPORA``: ``grammar`` (embedded, no network), ``multi30k`` ...
-        pair: Source and target language, as ``de-en``.
+        name: One of ``CORPORA``: ``grammar`` (built in, no network), ``multi30k`` ...
+        pair: Source and target language, such as ``de-en``.
         split: One of ``CORPORA[name]``.
         mirror: A folder with the corpus's files, see ``fetch``.
-        cache: Where downloads are kept, see ``fetch``.
-        size: Take only so many pairs from the beginning.
+        cache: The folder for downloads, see ``fetch``.
+        size: Use only the first ``size`` pairs.
         seed: The seed of the grammar.
         progress: Show a progress bar while downloading.
 
     Raises:
-        CorpusError: There is no such corpus, pair or split, or it cannot be fetched.
+        CorpusError: There is no such corpus, pair or split, or the download failed.
     """
     languages = _check_names(name, pair, split)
     if size is not None and size < 1:
-        raise CorpusError(f"{name}: the size must be at least 1, it is {size}")
+        raise CorpusError(f"{name}: the size must be at least 1, not {size}")
     if name == "grammar":
         return _grammar_text(languages, split, size, seed)
     files = corpus_files(name, pair, split, mirror=mirror, cache=cache, progress=progress)
@@ -405,13 +405,13 @@ def load_corpus(
     corpus = SOURCES["corpora"][name]
     lines, expected = len(text) + len(text.blank), corpus.get("lines", {}).get(split)
     if lines != (expected or lines):
-        raise CorpusError(f"{name} {split}: has {lines} lines, it should have {expected}")
+        raise CorpusError(f"{name} {split}: has {lines} lines, but should have {expected}")
     text = replace(text, origin=corpus.get("origin", text.origin))
     return text if size is None else text.head(size)
 
 
 def _joined(parts: list[ParallelText]) -> ParallelText:
-    """Return one text of several, in their order."""
+    """Concatenate several texts."""
     blank: list[int] = []
     before = 0
     for part in parts:

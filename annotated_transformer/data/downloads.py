@@ -1,4 +1,4 @@
-"""Files from the network, checked against their digests."""
+"""Downloads of files, checked against their digests."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from annotated_transformer.data.files import CorpusError, digest_of, locked, not
 from annotated_transformer.data.text import is_page, open_packed, reading
 
 DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
-MAX_BYTES = 64 * 2**30  # that arrive, or come out of what arrived
-PASSING = (408, 416, 429)  # answers below 500 after which another attempt makes sense
+MAX_BYTES = 64 * 2**30  # limit on the size of a download, packed or unpacked
+PASSING = (408, 416, 429)  # status codes below 500 that are worth a retry
 ATTEMPTS, TIMEOUT, WAIT = 3, 30.0, 1.0  # for each address; seconds without a byte; before a retry
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that can be downloaded, with what it must turn out to be.
+    """A file to download, with its expected size and digest.
 
     Attributes:
-        path: Where it lies below a mirror or the cache: ``multi30k/train.de.gz``.
+        path: Its path in a mirror or the cache, such as ``multi30k/train.de.gz``.
         urls: Its addresses, tried in this order.
-        size: Its size in bytes; 0 if it is not known.
-        digest: The SHA-256, or else the MD5, of its bytes in hexadecimal digits; empty if
-            none is published.
+        size: Its size in bytes; 0 if unknown.
+        digest: Its SHA-256, or else MD5, in hexadecimal digits; empty if none is published.
     """
 
     path: str
@@ -40,7 +39,7 @@ class RemoteFile:
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloads, below ``XDG_CACHE_HOME`` or ``~/.cache``.
+    """Return the folder for downloads, in ``XDG_CACHE_HOME`` or ``~/.cache``.
 
     Raises:
         CorpusError: There is no home directory.
@@ -48,7 +47,7 @@ def cache_folder() -> Path:
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
-        raise CorpusError("no home directory: name a folder for files by XDG_CACHE_HOME") from None
+        raise CorpusError("no home directory; set XDG_CACHE_HOME to a folder for files") from None
     return Path(base) / "annotated-transformer"
 
 
@@ -59,19 +58,19 @@ def fetch(
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> Path:
-    """Return the path of a file: in the mirror, in the cache, or freshly downloaded.
+    """Return the path of a file in the mirror or the cache, downloading it if necessary.
 
     Args:
         file: The file.
-        mirror: A folder to look in first; by default the one that the environment
-            variable ``ANNOTATED_TRANSFORMER_DATA`` names, if any.
+        mirror: A folder to look in first; by default the one in the environment
+            variable ``ANNOTATED_TRANSFORMER_DATA``, if set.
         cache: The folder for downloads; by default the user's cache folder.
         progress: Show a progress bar.
 
     Raises:
-        CorpusError: The mirror's file is altered, no address gives the right bytes, or the
-            file cannot be written. Without a digest, bytes are right if they are as many as
-            announced and, in a file packed by gzip, bzip2 or xz, whole.
+        CorpusError: The mirror's file is altered, no address has the right contents, or the
+            file cannot be written. A file without a digest must have the announced size and,
+            if compressed with gzip, bzip2 or xz, be complete.
     """
     if (mirror := mirror or os.environ.get(DATA_VARIABLE)) and (copy := _mirrored(file, mirror)):
         return copy
@@ -82,16 +81,16 @@ def fetch(
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent, wait=True):
-            if path.exists() and not _fault(path, file):  # another process has brought it
+            if path.exists() and not _fault(path, file):  # another process has downloaded it
                 return path
             _download(file, part, progress)
-            os.replace(part, path)  # atomic: the file is there whole, or not at all
+            os.replace(part, path)  # atomic, so the file is never incomplete
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise CorpusError(f"{not_written(error, path)}, by XDG_CACHE_HOME") from None
+        raise CorpusError(f"{not_written(error, path)} with XDG_CACHE_HOME") from None
     if not file.digest:
-        found = f"{path}: no digest is published; this one has sha-256 {digest_of(path)}"
+        found = f"{path}: no digest is published; this file has sha-256 {digest_of(path)}"
         print(found, file=sys.stderr)
     return path
 
@@ -100,7 +99,7 @@ def _mirrored(file: RemoteFile, mirror: str | Path) -> Path | None:
     copy = Path(mirror) / file.path
     with reading(mirror):
         if not Path(mirror).is_dir():
-            raise CorpusError(f"{mirror}: no such folder; correct the option or {DATA_VARIABLE}")
+            raise CorpusError(f"{mirror}: no such folder; correct --mirror or {DATA_VARIABLE}")
         if not copy.exists():
             return None
     if fault := _fault(copy, file):
@@ -109,7 +108,7 @@ def _mirrored(file: RemoteFile, mirror: str | Path) -> Path | None:
 
 
 def _fault(path: Path, file: RemoteFile) -> str:
-    """Return why a file is not the one that is wanted; empty if it is, as far as one can tell."""
+    """Return why a file is not the expected one; empty if no fault is found."""
     name, expected = file.path, file.digest
     try:
         with reading(name), path.open("rb") as opened:
@@ -123,41 +122,41 @@ def _fault(path: Path, file: RemoteFile) -> str:
                 return f"expected {file.size} bytes, found {size}"
             opened.seek(0)
             content, left = open_packed(opened, name), MAX_BYTES
-            while block := content.read(1 << 20):  # packed data ends with a checksum of its own
+            while block := content.read(1 << 20):  # compressed data ends with its own checksum
                 if (left := left - len(block)) < 0:
-                    return f"more than {MAX_BYTES} bytes come out of it"
+                    return f"it unpacks to more than {MAX_BYTES} bytes"
             return "" if head else "it is empty"
     except CorpusError as error:
         return str(error).removeprefix(f"{name}: ").split("; ")[0]  # without the remedy
 
 
 class _Bounded(io.BufferedWriter):
-    """A file that takes no more than so many bytes."""
+    """A file with a maximum size."""
 
     most = MAX_BYTES
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         if self.tell() + len(data) > self.most:
-            raise ValueError(f"more than {self.most} bytes arrived")
+            raise ValueError(f"received more than {self.most} bytes")
         return super().write(data)
 
 
 def _download(file: RemoteFile, part: Path, progress: bool) -> None:
-    """Try each address in turn until ``part`` holds the right bytes.
+    """Try each address in turn until ``part`` has the right contents.
 
-    What a broken connection left is continued where a digest tells whether the rest fits.
+    An interrupted download is resumed if a digest can verify the result.
 
     Raises:
         CorpusError: No address has the file.
         OSError: ``part`` cannot be written.
     """
-    import pooch  # here, since whoever reads local files need not wait for them
+    import pooch  # imported here to keep reading local files fast
     from requests import RequestException
 
     failures = []
     for number, url in enumerate(file.urls):
         if number or not file.digest:
-            part.unlink(missing_ok=True)  # what another address began may be another file
+            part.unlink(missing_ok=True)  # part of another address's file
         for attempt in range(ATTEMPTS):
             time.sleep(WAIT * 2 ** (attempt - 1) if attempt else 0)
             held = part.stat().st_size if file.digest and part.exists() else 0
@@ -176,31 +175,31 @@ def _download(file: RemoteFile, part: Path, progress: bool) -> None:
                     pooch.HTTPDownloader(progress, 1 << 16, **options)(url, output, None)
                 if not (fault := _fault(part, file)):
                     return
-                raise ValueError(f"other bytes than expected: {fault}")
+                raise ValueError(f"unexpected contents: {fault}")
             except (RequestException, ValueError) as error:
                 failure = f"{url}: {_reason(error)}"
                 response = getattr(error, "response", None)
                 status = 0 if response is None else response.status_code
-                wrong = isinstance(error, ValueError) or status == 416  # nothing behind these bytes
+                wrong = isinstance(error, ValueError) or status == 416  # no bytes beyond these
                 if wrong:
                     part.unlink(missing_ok=True)
                 if (wrong and not held) or (status in range(400, 500) and status not in PASSING):
                     break
         failures.append(failure)
     raise CorpusError(
-        f"{file.path}: not downloaded ({'; '.join(failures)}); check the network, or "
-        f"give a folder that holds it by the mirror option or {DATA_VARIABLE}"
+        f"{file.path}: download failed ({'; '.join(failures)}); check the network, or "
+        f"give a folder that has the file with --mirror or {DATA_VARIABLE}"
     )
 
 
 def _as_it_is(answers: contextlib.ExitStack, response: Any, **_: object) -> None:
-    """Keep requests from unpacking what a server declares to be packed; close what pooch leaves."""
+    """Stop requests from decompressing the body; close the response, which pooch leaves open."""
     answers.callback(response.close)
     response.raw.headers.pop("Content-Encoding", None)
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error says, or the innermost that it wraps, in one line."""
+    """Return the message of the innermost wrapped error in one line."""
     while isinstance(inner := getattr(error, "reason", None) or (*error.args, "")[0], Exception):
         error = inner
     return " ".join((inner if isinstance(inner, str) else str(error)).split())

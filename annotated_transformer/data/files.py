@@ -1,4 +1,4 @@
-"""What everything that keeps files has in common: errors, digests, locks, atomic writes."""
+"""Shared file handling: errors, digests, locks and atomic writes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ except ImportError:  # Windows has no such locks
 
 
 class FileError(ValueError):
-    """A file that cannot be read or written; the message names it and the remedy, in one line."""
+    """A file cannot be read or written; the one-line message names it and the remedy."""
 
 
 class CorpusError(FileError):
-    """A corpus that cannot be read or fetched; the message names the file, line and remedy."""
+    """A corpus cannot be read or downloaded; the message names the file, line and remedy."""
 
 
 def not_written(error: OSError, path: str | Path) -> FileError:
-    """Return what to raise where a file or folder cannot be written, with the reason and remedy."""
+    """Return the error for a file or folder that cannot be written, with reason and remedy."""
     full = "free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     reason = error.strerror or error
     return FileError(f"{path}: cannot be written: {reason}; {full}choose another folder")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what JSON says; what is no JSON, or nested too deeply, is a ValueError."""
+    """Parse JSON; raise ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -47,7 +47,7 @@ def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
 
     Args:
         path: The file.
-        algorithm: The name of a hash function of ``hashlib``.
+        algorithm: A hash function of ``hashlib``.
 
     Raises:
         OSError: The file cannot be read.
@@ -60,17 +60,17 @@ def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk, and rename it.
+    """Write a file under a temporary name, flush it to disk, and rename it.
 
-    A process that is killed at any moment leaves the old file or the new one. What is not a
-    plain file, such as a pipe or ``/dev/stdout``, is written as it is.
+    A process killed at any moment leaves either the old file or the new one. Anything but a
+    plain file, such as a pipe or ``/dev/stdout``, is written directly.
 
     Raises:
-        FileError: The file cannot be written, for instance for lack of space; what was there
-            before is untouched.
+        FileError: The file cannot be written, e.g. for lack of space; the old file is left
+            untouched.
     """
     path = Path(path)
-    real = Path(os.path.realpath(path))  # through a link, to what it points to
+    real = Path(os.path.realpath(path))  # follow links
     part = real.with_name(f".{real.name}.{os.getpid()}.part")
     try:
         opened = os.path.realpath(path.parent) in map(os.path.realpath, ("/dev", "/dev/fd"))
@@ -94,16 +94,16 @@ def write_atomically(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(folder: str | Path, *, wait: bool) -> Iterator[None]:
-    """Hold a folder for this process, where the system has such locks.
+    """Lock a folder for this process, on systems that support it.
 
-    Nothing is written: the system keeps the lock, and frees it when the process dies.
+    Nothing is written: the system keeps the lock, and releases it when the process ends.
 
     Args:
         folder: An existing folder.
-        wait: Wait for a process that holds it, after saying so on the standard error.
+        wait: Wait if another process holds the lock, after a message on standard error.
 
     Raises:
-        BlockingIOError: Another process holds the folder, and ``wait`` is false.
+        BlockingIOError: Another process holds the lock, and ``wait`` is false.
         OSError: The folder cannot be opened.
     """
     if fcntl is None:
@@ -129,9 +129,9 @@ LEFTOVER = re.compile(r"\..+\.(?:safetensors|jsonl?|txt)\.(\d+)\.part")
 
 
 def remove_leftovers(folder: str | Path) -> None:
-    """Remove the temporary files that killed processes of ours left in a folder.
+    """Remove the temporary files that killed processes of this package left in a folder.
 
-    Other files, and those of a process that is alive, stay.
+    Other files, and those of a live process, stay.
     """
     for part in Path(folder).glob(".*.part"):
         found = LEFTOVER.fullmatch(part.name)
@@ -141,7 +141,7 @@ def remove_leftovers(folder: str | Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether another process than this one has this number."""
+    """Whether another process with this id is running."""
     if process == os.getpid():
         return False
     try:
@@ -149,5 +149,5 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # it is somebody else's
+        pass  # it belongs to another user
     return True

@@ -1,13 +1,13 @@
-"""Prepare a corpus larger than memory: clean it, learn its sub-words, encode it in processes.
+"""Prepare a corpus larger than memory: clean it, learn sub-words, and encode it in parallel.
 
-Each step leaves whole files, and its last file says that it is complete:
+Each step writes complete files, and its last file marks the step as done:
 
 1. cleaned text, ``text/SPLIT-00000.txt`` and so on, then ``text/reports.json``;
 2. ``tokenizer.json``;
 3. for each file of text, ``shards/SPLIT-00000.safetensors``;
-4. ``prepared.json``, which names the sources and the shards with their checksums.
+4. ``prepared.json``, which lists the sources and the shards with their checksums.
 
-A process that is killed loses the step that it was in, and of the third step one shard per worker.
+If the process is killed, the current step is lost, but in step 3 only one shard per worker.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ from annotated_transformer.translation.tokenizers import (
     load_tokenizer,
 )
 
-SHARD_SIZE = 50_000  # pairs; some seconds of work for one process
-SAMPLE = 500_000  # pairs that the sub-words are learned from, at most
+SHARD_SIZE = 50_000  # pairs; a few seconds of work for one process
+SAMPLE = 500_000  # maximum number of pairs to learn the sub-words from
 
 Files = Mapping[str, Sequence[tuple[Path, Path]]]  # by split: source and target, one or more
 Log = Callable[[str], None]
@@ -85,25 +85,25 @@ def prepare(
     progress: bool = False,
     log: Log = print,
 ) -> Prepared:
-    """Prepare a corpus, or go on where an interrupted process stopped.
+    """Prepare a corpus, or resume where an interrupted process stopped.
 
     Args:
-        folder: Where everything goes.
+        folder: The output folder.
         files: Source and target files of each split; ``train`` is cleaned, the others are
-            for evaluation, and keep every line. A path may go on inside an archive, or be a
+            for evaluation and keep every line. A path may continue inside an archive, or be a
             named pipe, see ``locate``.
-        options: How to do it.
-        workers: Processes that encode; as many as there are processors unless given. Their
-            number changes nothing in the result.
-        shard_size: Pairs of a shard.
+        options: The options of the preparation.
+        workers: Number of encoding processes, by default one per processor. It does not
+            change the result.
+        shard_size: Pairs per shard.
         progress: Show progress bars.
-        log: Takes messages.
+        log: Called with messages.
 
     Returns:
-        The prepared corpus. Where the folder holds it already, nothing is done.
+        The prepared corpus. If the folder already has it, nothing is done.
 
     Raises:
-        CorpusError: An option or a file cannot be used, or the folder holds something else.
+        CorpusError: An option or a file cannot be used, or the folder has other contents.
         FileError: A file cannot be written.
     """
     folder = Path(folder)
@@ -115,7 +115,7 @@ def prepare(
         with _lock(folder):
             _check_plan(folder, plan, log)
             if (folder / "prepared.json").exists():
-                log(f"{folder}: is prepared; nothing to do")
+                log(f"{folder}: is already prepared; nothing to do")
             else:
                 shown = progress and sys.stderr is not None
                 job = _Job(folder, files, options, workers, shard_size, shown, log)
@@ -127,11 +127,11 @@ def prepare(
 
 
 def check_preparation(folder: str | Path, options: Preparation) -> None:
-    """Check what can be known before the first file is read.
+    """Check the options and the folder before the first file is read.
 
     Raises:
-        CorpusError: The languages, the vocabulary or ``max_len`` cannot be meant, or the
-            folder cannot be one.
+        CorpusError: The languages, the vocabulary or ``max_len`` are invalid, or the folder is
+            a file or inside one.
     """
     check_options(options)
     place = next(p for p in (Path(folder), *Path(folder).absolute().parents) if os.path.exists(p))
@@ -141,21 +141,21 @@ def check_preparation(folder: str | Path, options: Preparation) -> None:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Make the folder, and hold it for this process, where the system has such locks."""
+    """Create the folder, and lock it for this process, on systems that support it."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(folder, wait=False))
         except BlockingIOError:
-            raise CorpusError(f"{folder}: another process prepares it; wait for its end") from None
+            raise CorpusError(f"{folder}: another process is preparing it; wait for it") from None
         yield
 
 
 def _plan(files: Files, options: Preparation, shard_size: int) -> dict[str, Any]:
-    """Say what is made of which sources, named by their checksums."""
+    """Describe what will be made from which sources, with their checksums."""
 
     def described(path: Path) -> dict[str, str]:
-        next(stream_lines(path), "")  # is it there, and is it text at all?
+        next(stream_lines(path), "")  # checks that it exists and is text
         with reading(path):
             return {"file": path.name, "sha256": digest_of(path)}
 
@@ -164,19 +164,19 @@ def _plan(files: Files, options: Preparation, shard_size: int) -> dict[str, Any]
 
 
 def _check_plan(folder: Path, plan: Mapping[str, Any], log: Log) -> None:
-    """Make sure that what is in the folder belongs to the plan; remove unfinished work of another.
+    """Check that the folder belongs to the plan; remove unfinished work of another plan.
 
     Raises:
-        CorpusError: The folder holds a corpus by another plan, or is something else.
+        CorpusError: The folder has a corpus of another plan, or other contents.
     """
     try:
         before = parse_json((folder / "plan.json").read_bytes())
-        # An older version knew fewer options: it did what is now their default.
+        # An older version had fewer options and behaved like their present defaults.
         before["options"] = {**asdict(Preparation()), **before["options"]}
     except FileNotFoundError:
         own = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
         if any(entry.is_file() or entry.name in ("text", "shards") for entry in own):
-            raise CorpusError(f"{folder}: is in use; choose another folder") from None
+            raise CorpusError(f"{folder}: has other files; choose another folder") from None
         return
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CorpusError(f"{folder / 'plan.json'}: damaged ({error}); delete the folder") from None
@@ -185,11 +185,11 @@ def _check_plan(folder: Path, plan: Mapping[str, Any], log: Log) -> None:
     differing = " and ".join(name for name in plan if before.get(name) != plan[name])
     if (folder / "prepared.json").exists():
         raise CorpusError(
-            f"{folder}: holds a corpus that was prepared with other {differing}; "
+            f"{folder}: has a corpus that was prepared with other {differing}; "
             "choose another folder, or delete this one"
         )
-    log(f"{folder}: starts over, with other {differing}")
-    # The list of what is complete goes first: if we are killed here, it must not be trusted later.
+    log(f"{folder}: starting over with other {differing}")
+    # Delete the list of complete files first, so that it is not trusted if we are killed here.
     (folder / "text" / "reports.json").unlink(missing_ok=True)
     for name in ("text", "shards"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -202,7 +202,7 @@ def _json(data: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class _Job:
-    """A preparation: what was asked for, and its steps. A step that is complete is skipped."""
+    """The parameters and steps of a preparation. Completed steps are skipped."""
 
     folder: Path
     files: Files
@@ -213,7 +213,7 @@ class _Job:
     log: Log
 
     def run(self, plan: Mapping[str, Any]) -> None:
-        """Take all steps."""
+        """Run all steps."""
         text, shards = self.folder / "text", self.folder / "shards"
         for place in (self.folder, text, shards):
             remove_leftovers(place)
@@ -228,7 +228,7 @@ class _Job:
         write_atomically(self.folder / "prepared.json", _json(summary))
 
     def clean(self, folder: Path) -> dict[str, Any]:
-        """Write the cleaned text of every split; return a report on each."""
+        """Write the cleaned text of every split; return a report for each."""
         done = folder / "reports.json"
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             return checked_reports(parse_json(done.read_bytes()), self.files)
@@ -266,7 +266,7 @@ class _Job:
         return found
 
     def held_out(self, split: str) -> tuple[ParallelText, CleaningReport]:
-        """Copy the text of a split that is for evaluation; every line counts there."""
+        """Copy the text of an evaluation split, with every line."""
         if (count := len(self.files[split])) != 1:
             raise CorpusError(f"{split}: give one pair of files for evaluation, not {count}")
         languages = self.options.languages
@@ -284,7 +284,7 @@ class _Job:
         return text, report
 
     def learn(self, text: Path, pairs: int) -> None:
-        """Learn the vocabulary, in a process with which its memory goes."""
+        """Learn the vocabulary in a separate process, so that its memory is released."""
         path, options = self.folder / "tokenizer.json", self.options
         if not path.exists():
             self.log(f"learning {options.vocabulary} sub-words")
@@ -294,7 +294,7 @@ class _Job:
                 pool.submit(learn_subwords, *arguments, step=step, lowercase=lowercase).result()
 
     def encode(self, text: Path, shards: Path) -> None:
-        """Encode every file of text that has no shard yet."""
+        """Encode all text files that have no shard yet."""
         shards.mkdir(exist_ok=True)
         processors = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         with worker_pool(self.workers or len(processors)) as pool:
@@ -310,7 +310,7 @@ class _Job:
                 future.result()
 
     def report_long(self, reports: dict[str, Any], headers: Mapping[str, Any]) -> None:
-        """Log which pairs the shards lack because they are too long; enter it into the reports."""
+        """Log the pairs left out because they are too long, and add them to the reports."""
         reason = f"more than {self.options.max_len} tokens"
         for split, report in reports.items():
             own = [headers[name] for name in shards_of(split, headers)]
@@ -327,13 +327,13 @@ class _Job:
             report["first"][reason] = f"{split}, pair {first} of {total}"
             message = f"{split}: {long} of {total} pairs left out, {reason} (--max-len), "
             message += f"first pair {first}"
-            if split != "train":  # what is translated and scored keeps every line
-                message = f"warning: {message}; the loss is measured on the other {left} alone"
+            if split != "train":  # translation and scoring use every line
+                message = f"warning: {message}; the loss is measured on the other {left} only"
             self.log(message)
 
 
 def write_text(pairs: Pairs, folder: Path, split: str, size: int) -> None:
-    """Write cleaned pairs into files of ``size`` pairs, source and target line in turn."""
+    """Write cleaned pairs into files of ``size`` pairs, alternating source and target lines."""
     pairs = iter(pairs)
     for number in itertools.count():
         part = list(itertools.islice(pairs, size))
@@ -344,7 +344,7 @@ def write_text(pairs: Pairs, folder: Path, split: str, size: int) -> None:
 
 
 def read_text(path: Path) -> Iterator[tuple[str, str]]:
-    """Go through the pairs of a file that ``write_text`` wrote."""
+    """Yield the pairs of a file that ``write_text`` wrote."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for source, target in zip(file, file, strict=True):
             yield source[:-1], target[:-1]
@@ -353,17 +353,17 @@ def read_text(path: Path) -> Iterator[tuple[str, str]]:
 def learn_subwords(
     folder: Path, tokenizer: Path, vocabulary: int, *, step: int = 1, lowercase: bool = False
 ) -> None:
-    """Learn the sub-words of both languages from the training text alone (§5.1).
+    """Learn the shared sub-words from the training text only (§5.1).
 
     Args:
         folder: Where ``write_text`` put the training text.
         tokenizer: The file to write.
         vocabulary: Number of sub-words.
-        step: Take every so many-th pair, so that each part of the corpus has its share.
+        step: Use every ``step``-th pair, to sample all parts of the corpus.
         lowercase: Learn from the text in lower case.
 
     Raises:
-        CorpusError: There is too little text for so many sub-words.
+        CorpusError: The text is too short for so many sub-words.
     """
     pairs = itertools.chain.from_iterable(map(read_text, sorted(folder.glob("train-*.txt"))))
     lines = itertools.chain.from_iterable(itertools.islice(pairs, 0, None, step))
@@ -376,29 +376,29 @@ def learn_subwords(
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer(path: Path, _: int) -> Tokenizer:
-    """Load a tokenizer once in a process: memory is lost with each that is loaded and used."""
+    """Load a tokenizer once per process, because each one loaded and used leaks memory."""
     return load_tokenizer(path)
 
 
 def encode_shard(text: Path, shard: Path, tokenizer: Path, max_len: int) -> None:
-    """Encode a file of text into a shard, without the pairs of more than ``max_len`` tokens.
+    """Encode a text file into a shard, skipping pairs with more than ``max_len`` tokens.
 
-    The shard's header says how many these are, ``long``, and which is the first of them,
+    The shard's header has the number of skipped pairs, ``long``, and the first of them,
     ``first_long``, from 1 within the file; 0 if there is none.
 
     Args:
         text: The file that ``write_text`` wrote.
         shard: The file to write.
-        tokenizer: The tokenizer's file; both sides share it.
-        max_len: Most tokens of a sentence, special ones included.
+        tokenizer: The tokenizer's file, shared by both sides.
+        max_len: Maximum tokens of a sentence, including special ones.
     """
     shared = _tokenizer(tokenizer, tokenizer.stat().st_mtime_ns)
     dtype = token_type(len(shared))
     pairs, long = [], []
     for number, (source, target) in enumerate(read_text(text), 1):
         pair = shared.encode(source), shared.encode(target)
-        if max(map(len, pair)) < max_len:  # the end symbol needs a place
-            # Arrays, for lists would take eight times the memory.
+        if max(map(len, pair)) < max_len:  # one is for the end symbol
+            # Arrays, because lists would take eight times the memory.
             pairs.append((np.array(pair[0], dtype=dtype), np.array(pair[1], dtype=dtype)))
         else:
             long.append(number)
@@ -406,7 +406,7 @@ def encode_shard(text: Path, shard: Path, tokenizer: Path, max_len: int) -> None
 
 
 def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and exit when it is gone, even if it was killed."""
+    """Leave Ctrl-C to the parent, and exit when the parent ends, even if it was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -420,20 +420,20 @@ def _start_worker() -> None:
 
 @contextlib.contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Start processes that work; none of them outlives this one.
+    """Start worker processes that do not outlive this one.
 
     Raises:
-        CorpusError: One of them was killed.
+        CorpusError: A worker was killed.
     """
-    # A forked process shares the memory of its parent; elsewhere each loads its own libraries.
+    # A forked process shares its parent's memory; elsewhere each loads its own libraries.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(workers, context, _start_worker)
     try:
         yield pool
     except BrokenProcessPool:
         raise CorpusError(
-            "a worker process was killed, perhaps for lack of memory; run the same command again, "
-            "it goes on from there; fewer --workers need less"
+            "a worker process was killed, perhaps for lack of memory; run the same command again "
+            "to resume, with fewer --workers to save memory"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

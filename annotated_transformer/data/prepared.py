@@ -1,4 +1,4 @@
-"""A prepared corpus: how it was made, and how it is read. ``prepare`` makes it."""
+"""Reading of a corpus that ``prepare`` has made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from annotated_transformer.data.text import reading
 from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
 
 FORMAT = 2  # of the folder
-MAX_LEN = (1 << 16) - 1  # tokens; longer lines are no sentences, but a mistake
+MAX_LEN = (1 << 16) - 1  # tokens; longer lines are mistakes, not sentences
 REPORT = {"pairs": int, "kept": int, "dropped": dict, "first": dict, "notes": list}
 
 
@@ -31,53 +31,53 @@ def shards_of(split: str, names: Iterable[str]) -> list[str]:
 
 
 def check_options(options: Preparation) -> None:
-    """Check what can be known of options alone.
+    """Check the options on their own.
 
     Raises:
-        CorpusError: One is of a wrong type, or cannot be meant.
+        CorpusError: An option has a wrong type or an invalid value.
     """
     smallest = len(BPETokenizer([]))
     for name, usual in asdict(Preparation()).items():
         value, remedy = getattr(options, name), ""
         if not isinstance(value, (type(usual), int)):
-            remedy = f"give one such as {usual!r}"
+            remedy = f"give a value such as {usual!r}"
         elif name == "tokenizer" and value not in ("bpe", "bpe-lower"):
             remedy = "give bpe or bpe-lower"
         elif name == "vocabulary" and value < smallest:
-            remedy = f"must be at least {smallest}, the bytes and the special tokens"
+            remedy = f"must be at least {smallest}, for the bytes and special tokens"
         elif name == "max_len" and not 2 <= value <= MAX_LEN:
-            remedy = f"must be at least 2, a token and the end of the sentence, at most {MAX_LEN}"
+            remedy = f"must be at least 2, for a token and the end symbol, and at most {MAX_LEN}"
         if remedy:
             raise CorpusError(f"--{name.replace('_', '-')} {value}: {remedy}")
     language_codes(options.pair)
 
 
 def checked_reports(data: Any, splits: Iterable[str] = ()) -> dict[str, Any]:
-    """Return reports that were read from a file, if they are on these splits, at least.
+    """Return the reports read from a file, after checking their types and that splits exist.
 
     Raises:
-        TypeError, LookupError, AttributeError: They are not.
+        TypeError, LookupError, AttributeError: A report is missing or has wrong types.
     """
     for report in [*map(data.__getitem__, splits), *data.values()]:
         if not all(isinstance(report[name], kind) for name, kind in REPORT.items()):
-            raise TypeError("a report of wrong types")
+            raise TypeError("a report has wrong types")
     return dict(data)
 
 
 class Prepared:
-    """A corpus as ``prepare`` left it.
+    """A corpus made by ``prepare``.
 
     Attributes:
-        folder: Where it is.
-        options: How it was prepared.
-        tokenizer: Of both languages.
-        reports: What became of the pairs of each split: a ``CleaningReport``, and ``kept``.
+        folder: Its folder.
+        options: The options it was prepared with.
+        tokenizer: The tokenizer shared by both languages.
+        reports: For each split the fields of its ``CleaningReport``, and ``kept``.
         shards: The header of each shard, by name.
-        checksums: File names with the SHA-256 of their bytes, as ``ParallelText`` has them: the
-            files of the training text, and the description of the folder.
+        checksums: File names with the SHA-256 of their bytes, as in ``ParallelText``: the
+            files of the training text and the description of the folder.
 
     Raises:
-        CorpusError: The folder is not prepared, of another format, or damaged.
+        CorpusError: The folder is not prepared, has another format, or is damaged.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -86,7 +86,7 @@ class Prepared:
         with reading(path):
             if not path.exists():
                 raise CorpusError(
-                    f"{self.folder}: not prepared, or not to the end; run the command prepare"
+                    f"{self.folder}: not prepared, or not completely; run the prepare command"
                 )
             raw = path.read_bytes()
         try:
@@ -106,7 +106,7 @@ class Prepared:
             tokenizer = data["tokenizer"]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CorpusError(
-                f"{path}: damaged, or of another version ({error}); {PREPARE_AGAIN}"
+                f"{path}: damaged, or from another version ({error}); {PREPARE_AGAIN}"
             ) from None
         self.tokenizer = _verified_tokenizer(self.folder / "tokenizer.json", tokenizer)
 
@@ -116,14 +116,14 @@ class Prepared:
         return self.options.languages
 
     def tokens(self, split: str = "train", *, verify: bool = False) -> TokenPairs:
-        """Return the token numbers of a split.
+        """Return the token ids of a split.
 
         Args:
             split: Its name.
-            verify: Compare the checksums of all shards.
+            verify: Verify the checksums of all shards.
 
         Raises:
-            CorpusError: There is no such split, or a shard is missing, damaged or another's.
+            CorpusError: There is no such split, or a shard is missing, damaged or foreign.
         """
         names = shards_of(split, self.shards)
         if not names:
@@ -131,11 +131,11 @@ class Prepared:
         shards = [Shard.open(self.folder / "shards" / f"{name}.safetensors") for name in names]
         for name, shard in zip(names, shards, strict=True):
             if shard.header != self.shards[name]:
-                raise CorpusError(f"{shard.path}: belongs to another corpus; prepare it again")
+                raise CorpusError(f"{shard.path}: belongs to another corpus; {PREPARE_AGAIN}")
         return TokenPairs.from_shards(shards, verify=verify)
 
     def text(self, split: str) -> ParallelText:
-        """Return the text of a split that is for evaluation, every line of it."""
+        """Return the text of an evaluation split, with every line."""
         first, second = (self.folder / f"{split}.{language}" for language in self.languages)
         return read_parallel(
             first, second, languages=self.languages, name="prepared", split=split, drop_blank=False
@@ -143,15 +143,15 @@ class Prepared:
 
 
 def _verified_tokenizer(path: Path, sha256: str) -> Tokenizer:
-    """Load a tokenizer, if it is the one that the corpus was encoded with.
+    """Load a tokenizer, after checking that the corpus was encoded with it.
 
-    Another one of the same size would fit the token numbers, and turn them into other words.
+    A different one of the same size would accept the token ids, but decode them to other words.
     """
     with reading(path):
         found = digest_of(path)
     if found != sha256:
         raise CorpusError(
-            f"{path}: is damaged, or not the tokenizer that the corpus was encoded with; put that "
-            f"one back, or {PREPARE_AGAIN}"
+            f"{path}: is damaged, or not the tokenizer that the corpus was encoded with; restore "
+            f"that one, or {PREPARE_AGAIN}"
         )
     return load_tokenizer(path)

@@ -1,4 +1,4 @@
-"""Sentence pairs as token numbers, in memory or in memory-mapped files larger than it."""
+"""Sentence pairs as token ids, in memory or in memory-mapped files larger than memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from annotated_transformer.training.batches import Batch, pad_flat
 PREPARE_AGAIN = "delete the folder and prepare the corpus again"
 
 Array: TypeAlias = NDArray[Any]
-Row: TypeAlias = Sequence[int] | Array  # the token numbers of a sentence
+Row: TypeAlias = Sequence[int] | Array  # the token ids of a sentence
 
 
 def token_type(vocabulary: int) -> type[np.unsignedinteger[Any]]:
-    """Return the type of token numbers: 2 bytes up to a vocabulary of 65,536, else 4."""
+    """Return the dtype of token ids: 2 bytes up to a vocabulary of 65,536, else 4."""
     return np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
 def _flatten(rows: Sequence[Row], dtype: type) -> tuple[Array, Array]:
-    """Join rows into one array; the second one says where each begins, and the last one ends."""
+    """Concatenate rows; also return the offset of each, and the end of the last."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     arrays: list[Array] = [np.asarray(row, dtype=dtype) for row in rows]
@@ -48,16 +48,16 @@ def _digest(offsets: Array, tokens: Array) -> str:
 def write_shard(
     path: str | Path, pairs: Sequence[tuple[Row, Row]], vocabulary: int, **header: Any
 ) -> None:
-    """Write pairs of token numbers into a file, atomically.
+    """Write pairs of token ids to a file, atomically.
 
     Args:
-        path: The file, in the format of safetensors.
+        path: The file, in safetensors format.
         pairs: Source and target of each pair, without special symbols.
-        vocabulary: Token numbers are below it, see :func:`token_type`.
-        header: What else its header holds, beside the number of pairs and a checksum.
+        vocabulary: Upper bound of the token ids, see :func:`token_type`.
+        header: Further entries of the header, besides the number of pairs and a checksum.
 
     Raises:
-        OverflowError: A token number does not fit its type, or there are too many of them.
+        OverflowError: A token id does not fit its dtype, or there are too many of them.
     """
     rows = [row for pair in pairs for row in pair]
     tokens, places = _flatten(rows, token_type(vocabulary))
@@ -70,13 +70,13 @@ def write_shard(
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A file of pairs, mapped into memory: the system reads a page of it when it is used.
+    """A memory-mapped file of pairs, whose pages are read when they are used.
 
     Attributes:
         path: The file.
-        header: What ``write_shard`` was given, the number of ``pairs``, and a checksum.
-        tokens: All token numbers, source and target in turn.
-        offsets: Where in ``tokens`` each sentence begins, and the last ends, ``(2 * pairs + 1,)``.
+        header: The header given to ``write_shard``, the number of ``pairs``, and a checksum.
+        tokens: All token ids, alternating source and target.
+        offsets: Start of each sentence in ``tokens``, and the end, ``(2 * pairs + 1,)``.
     """
 
     path: Path
@@ -89,19 +89,19 @@ class Shard:
         """Map a file, without keeping it open.
 
         Raises:
-            CorpusError: The file is missing, cut off, or not a shard.
+            CorpusError: The file is missing, truncated, or not a shard.
         """
         try:
-            # As tensors, for these are mapped; safetensors.numpy would read the whole file.
+            # Tensors are memory-mapped; safetensors.numpy would read the whole file.
             with safe_open(path, framework="pt") as file:
                 header: dict[str, Any] = parse_json(file.metadata()["data"])
                 tokens, offsets = (file.get_tensor(name).numpy() for name in ("tokens", "offsets"))
             kinds = offsets.dtype, offsets.ndim, tokens.dtype.kind, tokens.ndim
             rising = not offsets[0] and bool((offsets[1:] >= offsets[:-1]).all())
             if kinds != (np.uint32, 1, "u", 1) or not rising or "sha256" not in header:
-                raise ValueError("it is no shard")
+                raise ValueError("it is not a shard")
             if len(offsets) != 2 * header["pairs"] + 1 or offsets[-1] != len(tokens):
-                raise ValueError("its header does not fit its arrays")
+                raise ValueError("its header does not match its arrays")
         except OSError as error:
             reason = f"cannot be read: {error.strerror or error}; prepare the corpus again"
             raise CorpusError(f"{path}: {reason}") from None
@@ -112,23 +112,23 @@ class Shard:
         return cls(Path(path), header, tokens, offsets)
 
     def verify(self) -> None:
-        """Raise CorpusError if the contents do not have the checksum in the header."""
+        """Raise CorpusError if the contents do not match the checksum in the header."""
         if _digest(self.offsets, self.tokens) != self.header["sha256"]:
             raise CorpusError(
-                f"{self.path}: damaged (its contents do not have the checksum in its header); "
+                f"{self.path}: damaged (its contents do not match the checksum in its header); "
                 f"{PREPARE_AGAIN}"
             )
 
 
 class TokenPairs:
-    """Sentence pairs as token numbers, without special symbols: from memory or from the disk.
+    """Sentence pairs as token ids without special symbols, in memory or on disk.
 
-    The tokens stay where they are. Lengths are kept in memory, 8 bytes a pair, because making
-    batches needs them all.
+    The tokens stay where they are. The lengths are held in memory, 8 bytes per pair, because
+    batching needs all of them.
 
     Args:
-        parts: Tokens and offsets, as a :class:`Shard` has them; one part after the other.
-        lines: The line of each pair in its files, from 1, where that is known.
+        parts: Tokens and offsets of each part, as in :class:`Shard`.
+        lines: The line number of each pair in its files, from 1, if known.
     """
 
     def __init__(self, parts: Sequence[tuple[Array, Array]], lines: Sequence[int] = ()) -> None:
@@ -143,26 +143,26 @@ class TokenPairs:
     def from_lists(
         cls, sources: Sequence[Row], targets: Sequence[Row], lines: Sequence[int] = ()
     ) -> TokenPairs:
-        """Keep pairs in memory, 4 bytes a token."""
+        """Hold pairs in memory, with 4 bytes per token."""
         rows = [row for pair in zip(sources, targets, strict=True) for row in pair]
         return cls([_flatten(rows, np.int32)], lines)
 
     @classmethod
     def from_shards(cls, shards: Sequence[Shard], *, verify: bool = False) -> TokenPairs:
-        """Read pairs from the disk.
+        """Read pairs from disk.
 
         Args:
             shards: The files, in order.
-            verify: Compare all checksums; this reads every file once.
+            verify: Verify all checksums, which reads every file once.
 
         Raises:
-            CorpusError: A shard is damaged, or there is no pair in them.
+            CorpusError: A shard is damaged, or they contain no pairs.
         """
         for shard in shards if verify else ():
             shard.verify()
         found = cls([(shard.tokens, shard.offsets) for shard in shards])
         if not len(found):
-            raise CorpusError(f"{shards[0].path.parent if shards else 'shards'}: no pair in them")
+            raise CorpusError(f"{shards[0].path.parent if shards else 'shards'}: no pairs found")
         return found
 
     def __len__(self) -> int:
@@ -170,11 +170,11 @@ class TokenPairs:
         return int(self._starts[-1])
 
     def lengths(self) -> Tensor:
-        """Return source and target length of each pair, ``(pairs, 2)``, a special symbol each."""
+        """Return source and target lengths, ``(pairs, 2)``, each with one special symbol."""
         return self._lengths
 
     def pairs(self, numbers: Tensor | Sequence[int]) -> Iterator[tuple[Array, Array]]:
-        """Go through the pairs with these numbers, source and target."""
+        """Yield the source and target of the pairs with these indices."""
         index = np.asarray(numbers, dtype=np.int64)
         homes = np.searchsorted(self._starts, index, side="right") - 1
         inside = index - self._starts[homes]
@@ -184,13 +184,13 @@ class TokenPairs:
             yield tokens[first:second], tokens[second:third]
 
     def batch(self, numbers: Tensor | Sequence[int]) -> Batch:
-        """Make a batch of the pairs with these numbers: the one of ``make_batch``, from arrays."""
+        """Make a batch of the pairs with these indices, equal to that of ``make_batch``."""
         sources, targets = zip(*self.pairs(numbers), strict=True)
         return Batch(_block(sources), _block(targets, np.array([BOS], dtype=np.uint16)))
 
 
 def _block(rows: Sequence[Array], *begin: Array) -> Tensor:
-    """Lay rows into a padded block, each between ``begin`` and the symbol of the end."""
+    """Pad rows to a block, each between ``begin`` and the end symbol."""
     end = np.array([EOS], dtype=np.uint16)
     tokens = np.concatenate([part for row in rows for part in (*begin, row, end)], dtype=np.int64)
     lengths = torch.tensor([len(begin) + len(row) + 1 for row in rows])

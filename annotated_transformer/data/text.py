@@ -1,4 +1,4 @@
-"""The one reader of lines: files, pipes and streams, plain or packed, in UTF-8."""
+"""The package's line reader for UTF-8 files, pipes and streams, plain or compressed."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from typing import IO, Protocol
 
 from annotated_transformer.data.files import CorpusError
 
-MAX_LINE = 1 << 20  # bytes; a longer line is an error, for memory is finite
-MAX_SENTENCE = 10_000  # characters; from longer ones, sub-words are not learned: it takes minutes
-PACKED = (  # how such data begins, and what opens it
+MAX_LINE = 1 << 20  # bytes; a longer line is an error, to bound memory
+MAX_SENTENCE = 10_000  # characters; longer ones would slow sub-word learning to minutes
+PACKED = (  # magic bytes, and the function that decompresses
     (re.compile(rb"\x1f\x8b"), gzip.open),
     (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.open),
     (re.compile(rb"\xfd7zXZ\0"), lzma.open),
 )
 PACKED_NAME = re.compile(r"\.(t?gz|t?bz2|t?xz)$", re.IGNORECASE)
-DAMAGED = (EOFError, zlib.error, lzma.LZMAError)  # and an OSError without a number
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError)  # and an OSError without errno
 
 
 class Digest(Protocol):
-    """A hash function of ``hashlib`` at work."""
+    """A hash object of ``hashlib``."""
 
     def update(self, data: bytes, /) -> None:
-        """Take more bytes."""
+        """Add bytes."""
 
 
 class _Source(io.RawIOBase):
-    """The bytes of a file on their way to a reader and to a digest.
+    """Passes the bytes of a file to a reader and to a digest.
 
-    A read ends when it has all that was asked for, or the file ends: a pipe that hands out its
-    first byte alone is not taken for a file of one byte.
+    A read returns fewer bytes than requested only at the end of the file, so that a pipe that
+    first delivers a single byte is not taken for a file of one byte.
     """
 
     def __init__(self, file: IO[bytes], digest: Digest | None) -> None:
@@ -57,7 +57,7 @@ class _Source(io.RawIOBase):
 
 
 def is_page(head: bytes) -> bool:
-    """Say whether the beginning of a file is that of an HTML page.
+    """Whether a file begins like an HTML page.
 
     Args:
         head: The first bytes, a few hundred.
@@ -68,7 +68,7 @@ def is_page(head: bytes) -> bool:
 
 @contextlib.contextmanager
 def reading(name: str | Path) -> Iterator[None]:
-    """Turn what can go wrong while a file is read into a CorpusError that names it."""
+    """Convert errors while reading a file into a CorpusError that names it."""
     try:
         yield
     except FileNotFoundError:
@@ -76,24 +76,24 @@ def reading(name: str | Path) -> Iterator[None]:
     except (*DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise CorpusError(
-                f"{name}: cannot be read: {error.strerror or error}; give a file of text"
+                f"{name}: cannot be read: {error.strerror or error}; give a text file"
             ) from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorpusError(
-            f"{name}: damaged or cut short ({reason}); fetch the whole file again"
+            f"{name}: damaged or cut short ({reason}); download the whole file again"
         ) from None
 
 
 def open_packed(file: IO[bytes], name: str | Path, digest: Digest | None = None) -> IO[bytes]:
-    """Return what comes out of a file: unpacked, if it begins like gzip, bzip2 or xz.
+    """Return a file's contents as a stream, decompressed if it begins like gzip, bzip2 or xz.
 
     Args:
-        file: The file, opened; it need not be seekable.
-        name: Its name, for errors and for what its ending promises.
-        digest: Is given the file's own bytes as they are read.
+        file: The open file; it need not be seekable.
+        name: Its name, for errors and to check its ending.
+        digest: Updated with the file's own bytes as they are read.
 
     Raises:
-        CorpusError: It is an HTML page, or plain although its name says that it is packed.
+        CorpusError: It is an HTML page, or not compressed although its name says so.
     """
     source = io.BufferedReader(_Source(file, digest), 1 << 16)
     head = source.peek(512)
@@ -101,11 +101,11 @@ def open_packed(file: IO[bytes], name: str | Path, digest: Digest | None = None)
     if unpack is not None:
         source = io.BufferedReader(unpack(source), 1 << 16)  # type: ignore[arg-type]
     if is_page(source.peek(512)):
-        raise CorpusError(f"{name}: an HTML page, not the data; look at it, and fetch it again")
+        raise CorpusError(f"{name}: an HTML page, not the data; look at it, download it again")
     if head and unpack is None and (ending := PACKED_NAME.search(str(name))):
         raise CorpusError(
-            f"{name}: not a {ending[1]} file; fetch it again, or drop the ending {ending[0]} "
-            "if it is plain text"
+            f"{name}: not a {ending[1]} file; download it again, or remove the ending "
+            f"{ending[0]} if it is plain text"
         )
     return source
 
@@ -117,25 +117,25 @@ def stream_lines(
     errors: str = "strict",
     digest: Digest | None = None,
 ) -> Iterator[str]:
-    r"""Go through the lines of a text in UTF-8, plain or packed by gzip, bzip2 or xz.
+    r"""Yield the lines of a UTF-8 text, plain or compressed with gzip, bzip2 or xz.
 
-    Only ``\n`` and ``\r\n`` end a line. ``str.splitlines`` would also cut at U+2028, U+0085
-    and a form feed, and one cut too many shifts every later pair. A byte order mark at the
+    Only ``\n`` and ``\r\n`` end a line. ``str.splitlines`` would also split at U+2028, U+0085
+    and form feeds, and a single extra split misaligns all later pairs. A byte order mark at the
     beginning is dropped.
 
     Args:
-        source: A file or named pipe, by its path, or a binary stream.
-        name: What errors call it; the path unless given.
-        errors: What becomes of bytes that are not UTF-8: ``strict`` refuses them,
-            ``surrogateescape`` makes lone surrogates of them.
-        digest: Is given all bytes of the file, as they are before unpacking.
+        source: The path of a file or named pipe, or a binary stream.
+        name: Its name in errors; the path by default.
+        errors: What to do with bytes that are not UTF-8: ``strict`` refuses them,
+            ``surrogateescape`` turns them into lone surrogates.
+        digest: Updated with all bytes of the file, before decompression.
 
     Yields:
-        The lines without their ends.
+        The lines without their line ends.
 
     Raises:
-        CorpusError: The text cannot be read, is cut short, damaged or an HTML page, has a line
-            of more than ``MAX_LINE`` bytes, or bytes that are not UTF-8, or NUL.
+        CorpusError: The text cannot be read, is truncated, damaged or an HTML page, has a line
+            of more than ``MAX_LINE`` bytes, or has bytes that are NUL or not UTF-8.
     """
     name = name or str(source)
     with contextlib.ExitStack() as stack, reading(name):
@@ -143,25 +143,25 @@ def stream_lines(
             source = stack.enter_context(Path(source).open("rb"))
         content = open_packed(source, name, digest)
         for number in itertools.count(1):
-            row = content.readline(MAX_LINE + 5)  # room for a mark, and for the longest end
+            row = content.readline(MAX_LINE + 5)  # room for a byte order mark and the line end
             if not row:
                 break
             if number == 1:
                 row = row.removeprefix(codecs.BOM_UTF8)
             yield _decode(row, f"{name}, line {number}", errors)
-        while digest and (rest := source.read(1 << 16)):  # behind the end of packed data
+        while digest and (rest := source.read(1 << 16)):  # after the end of compressed data
             digest.update(rest)
 
 
 def _decode(row: bytes, place: str, errors: str) -> str:
-    """Return a line without its end."""
+    """Decode a line and strip its line end."""
     row = row.removesuffix(b"\n").removesuffix(b"\r")
     if len(row) > MAX_LINE:
         raise CorpusError(
-            f"{place}: longer than {MAX_LINE} bytes; give text with one sentence on each line"
+            f"{place}: longer than {MAX_LINE} bytes; give text with one sentence per line"
         )
     if b"\0" in row and errors == "strict":
-        raise CorpusError(f"{place}: has NUL bytes, so it is no text; convert it to UTF-8")
+        raise CorpusError(f"{place}: has NUL bytes, so it is not text; convert it to UTF-8")
     try:
         return row.decode("utf-8", errors)
     except UnicodeDecodeError as error:
@@ -174,5 +174,5 @@ def _decode(row: bytes, place: str, errors: str) -> str:
 def read_lines(
     source: str | Path | IO[bytes], *, name: str = "", digest: Digest | None = None
 ) -> list[str]:
-    """Return all lines of a text in UTF-8; for all else see :func:`stream_lines`."""
+    """Return all lines of a UTF-8 text; see :func:`stream_lines`."""
     return list(stream_lines(source, name=name, digest=digest))

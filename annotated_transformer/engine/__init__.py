@@ -1,1 +1,1 @@
-"""What keeps a long run alive: options, trainer, state, checkpoints, precision, journal."""
+"""Long training runs: options, trainer, state, checkpoints, precision and journal."""

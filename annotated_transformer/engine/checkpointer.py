@@ -1,4 +1,4 @@
-"""The folder of one run: its lock, what it can go on from, and the weights that it leaves."""
+"""The folder of one run: its lock, its checkpoints and the weights that it saves."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from annotated_transformer.training.distributed import DistributedWorld
 
 
 def checkpoint_paths(folder: str | Path) -> list[Path]:
-    """Return the files from which a run can go on, the oldest first."""
+    """Return the checkpoints that a run can resume from, oldest first."""
     return numbered(Path(folder) / "training")
 
 
 def read_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, Any], Checkpoint]:
-    """Return the tensors of a file to go on from, and the rest of it.
+    """Return the tensors of a checkpoint file, and the rest of its contents.
 
     Raises:
         CheckpointError: The file is damaged.
@@ -53,18 +53,18 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, Any],
 
 
 def read_state(folder: str | Path) -> TrainState | None:
-    """Return how far a run is, also one that is under way; None where nothing sound is kept."""
+    """Return the state of a run, even of a live one; None without an intact checkpoint."""
     for path in reversed(checkpoint_paths(folder)):
-        with contextlib.suppress(CheckpointError):  # damaged, or replaced at this moment
+        with contextlib.suppress(CheckpointError):  # damaged, or just being replaced
             return read_checkpoint(path, verify=False)[1].state
     return None
 
 
 class SaveClock:
-    """Says when the next checkpoint is due, so that saving takes a twentieth of the time at most.
+    """Schedules checkpoints so that saving takes at most 5 % of the time.
 
     Args:
-        every: Seconds between two checkpoints, where saving is quick.
+        every: Seconds between two checkpoints, if saving is quick.
     """
 
     def __init__(self, every: float) -> None:
@@ -76,33 +76,33 @@ class SaveClock:
         return time.monotonic() - self.saved > max(self.every, 20 * self.took)
 
     def measure(self, save: Callable[[], None]) -> None:
-        """Save, and remember how long it took."""
+        """Save, and record how long it took."""
         start = time.monotonic()
         save()
         self.saved = time.monotonic()
-        self.took = self.saved - start if self.every else 0.0  # 0: after each update
+        self.took = self.saved - start if self.every else 0.0  # every=0: save after each update
 
 
 class Checkpointer:
-    """The files of one run; the main process writes them.
+    """The files of one run, which the main process writes.
 
     Args:
-        folder: Where they are.
-        world: The processes of the run, which call all methods together.
-        keep: How many checkpoints to keep to go on from.
+        folder: The run's folder.
+        world: The processes of the run; all of them must call each method.
+        keep: Number of checkpoints to keep for resuming.
     """
 
     def __init__(self, folder: Path, world: DistributedWorld, keep: int = 2) -> None:
         self.folder, self.world, self.keep = folder, world, keep
-        self.mark = folder / "training" / "begun"  # there until the first checkpoint is
+        self.mark = folder / "training" / "begun"  # exists until the first checkpoint does
         self._lock: contextlib.ExitStack | None = None
 
     def hold(self) -> None:
-        """Keep other processes out of the folder, until ``release`` or the end of the process.
+        """Lock the folder until ``release`` or the end of the process.
 
         Raises:
-            FileError: The folder cannot be made or written.
-            UsageError: Another process trains there.
+            FileError: The folder cannot be created or written.
+            UsageError: Another process is training in it.
         """
         if self._lock is not None or not self.world.main:
             return
@@ -112,8 +112,8 @@ class Checkpointer:
             lock.enter_context(locked(self.folder, wait=False))
         except BlockingIOError:
             raise UsageError(
-                f"{self.folder}: another process trains there; wait for its end, or give another "
-                "folder with --out"
+                f"{self.folder}: another process is training in this folder; wait until it ends, "
+                "or choose another folder with --out"
             ) from None
         except OSError as error:
             raise not_written(error, self.folder) from None
@@ -122,32 +122,32 @@ class Checkpointer:
             remove_leftovers(self.folder / place)
 
     def release(self) -> None:
-        """Let others into the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def has_begun(self) -> bool:
-        """Whether there is something to go on from.
+        """Whether there is a checkpoint to resume from.
 
         Raises:
-            CheckpointError: There are weights, which would be overwritten, and nothing else.
+            CheckpointError: There are weights, which would be overwritten, but no checkpoint.
         """
         if checkpoint_paths(self.folder):
             return True
         for path in (self.folder / name for name in (WEIGHTS, AVERAGED, "snapshots")):
             if path.exists() and not self.mark.exists():
                 raise CheckpointError(
-                    f"{path}: is there, but nothing that the run could go on from, in "
-                    f"{self.folder / 'training'}; move it, or give another folder with --out"
+                    f"{path}: exists, but {self.folder / 'training'} has no checkpoint to resume "
+                    "from; move the file, or choose another folder with --out"
                 )
         return False
 
     def begin(self, update: int) -> None:
-        """Forget what came after an update; weights without a checkpoint will be this run's."""
+        """Delete snapshots made after ``update``; mark a new folder as this run's."""
         if self.world.main:
             for path in snapshots(self.folder):
-                if int(path.stem) > update:  # a run that was killed, perhaps with other options
+                if int(path.stem) > update:  # of a killed run, perhaps with other options
                     path.unlink()
             if not checkpoint_paths(self.folder):
                 write_atomically(self.mark, b"")
@@ -155,7 +155,7 @@ class Checkpointer:
     def save(
         self, system: System, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
     ) -> None:
-        """Write all that is needed to go on."""
+        """Write everything needed to resume."""
         tensors = run_tensors(system.model, optimizer, self.world)
         if self.world.main:
             path = self.folder / "training" / f"{checkpoint.state.updates:08d}.safetensors"
@@ -165,13 +165,13 @@ class Checkpointer:
                 old.unlink(missing_ok=True)
 
     def restore(self, system: System, optimizer: torch.optim.Optimizer) -> Checkpoint | None:
-        """Put back what the newest sound checkpoint has; None where there never was one.
+        """Load the newest intact checkpoint; return None if there is none at all.
 
-        Damaged ones are renamed, with a warning, if there is a sound one before them. Only the
-        main process reads a whole file, for its digest; a process with a shard reads its part.
+        Damaged ones are renamed, with a warning, if an older one is intact. Only the main process
+        reads a whole file, to verify its digest; with shards, each process reads its own part.
 
         Raises:
-            CheckpointError: All are damaged, or of another model.
+            CheckpointError: All are damaged, or belong to another model.
         """
         failed: list[tuple[Path, CheckpointError]] = []
         for path in reversed(checkpoint_paths(self.folder)):
@@ -183,7 +183,7 @@ class Checkpointer:
                 failed.append((path, error))
                 continue
             for newer, reason in failed:
-                warnings.warn(f"{reason}; going back to {path.name}", stacklevel=2)
+                warnings.warn(f"{reason}; resuming from {path.name}", stacklevel=2)
                 newer.replace(newer.with_suffix(".damaged"))
             return found
         if failed:
@@ -191,7 +191,7 @@ class Checkpointer:
         return None
 
     def snapshot(self, system: System, update: int, keep: int) -> None:
-        """Keep these weights for the average, and drop those that are too old for it."""
+        """Save the weights for averaging, and delete all but the last ``keep`` snapshots."""
         path = self.folder / "snapshots" / f"{update:08d}.safetensors"
         save_weights(system, path, write=self.world.main, update=update)
         for old in snapshots(self.folder)[:-keep] if self.world.main else ():

@@ -1,4 +1,4 @@
-"""Systems and runs on disk: written atomically, with a digest of everything, nothing that runs."""
+"""Systems and runs on disk, written atomically with digests; loading never executes code."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from annotated_transformer.translation.tokenizers import TokenizerError, load_to
 FORMAT = 2  # of a system's folder
 WEIGHTS = "model.safetensors"
 AVERAGED = "averaged.safetensors"
-BEST = "best"  # of these two, the one with the lower validation loss
+BEST = "best"  # whichever of the two has the lower validation loss
 
 
 class CheckpointError(FileError):
-    """A checkpoint that cannot be read or written; the message names the file and the remedy."""
+    """A checkpoint cannot be read or written; the message names the file and the remedy."""
 
 
 def damaged(path: str | Path, reason: object) -> CheckpointError:
-    """Return the error for a file whose contents are wrong."""
+    """Return the error for a file with invalid contents."""
     words = " ".join(str(reason).split()) or type(reason).__name__
-    return CheckpointError(f"{path}: damaged ({words}); take a copy, or delete it and train again")
+    return CheckpointError(f"{path}: damaged ({words}); restore it, or delete it and train again")
 
 
 def unreadable(path: str | Path, error: OSError) -> CheckpointError:
     """Return the error for a file that cannot be read."""
     reason = f"cannot be read: {error.strerror or error}"
-    return CheckpointError(f"{path}: {reason}; take the whole folder of a run, or train again")
+    return CheckpointError(f"{path}: {reason}; copy the whole folder of the run, or train again")
 
 
 # --- tensors ---------------------------------------------------------------------------------
 
 
 def digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    """Return the SHA-256 of tensors, with names, types and shapes, and of a text."""
+    """Return the SHA-256 of a text and of tensors, including their names, dtypes and shapes."""
     found = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -60,10 +60,10 @@ def digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-    """Save tensors, and JSON data in the header, atomically, with a digest of both."""
+    """Atomically save tensors, JSON data in the header, and a digest of both."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(dict(data))
-    # One entry: safetensors writes several in an order that changes from run to run.
+    # A single entry, because safetensors writes several in an order that varies between runs.
     header = {"data": json.dumps({"sha256": digest(plain, text), "json": text})}
     write_atomically(path, save(plain, header))
 
@@ -71,17 +71,17 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[
 def load_tensors(
     path: str | Path, *, verify: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load what :func:`save_tensors` saved; without ``verify``, tensors are read when used.
+    """Load a file of :func:`save_tensors`; without ``verify``, tensors are read when used.
 
     Raises:
-        CheckpointError: The file is missing, cut off or altered.
+        CheckpointError: The file is missing, truncated or altered.
     """
     try:
         with Path(path).open("rb"), safe_open(path, framework="pt") as file:
             header = json.loads(file.metadata()["data"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if verify and digest(tensors, header["json"]) != header["sha256"]:
-            raise ValueError("its contents do not have the digest in its header")
+            raise ValueError("the contents do not match the digest in the header")
         return tensors, dict(json.loads(header["json"]))
     except OSError as error:
         raise unreadable(path, error) from None
@@ -90,18 +90,18 @@ def load_tensors(
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's parameters by name; a shared one under its first name.
+    """Return the model's parameters by name, with a shared one under its first name.
 
-    Where the model is sharded, they are put together: all processes must take part.
+    If the model is sharded, the shards are gathered, so all processes must call this.
     """
     return {name: full_tensor(parameter.detach()) for name, parameter in model.named_parameters()}
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """Copy tensors into a model's parameters, a shard its part; all of them, or none.
+    """Copy tensors into a model's parameters (or its shards), either all of them or none.
 
     Raises:
-        CheckpointError: Names or shapes do not fit; the message names ``path``.
+        CheckpointError: Names or shapes do not match; the message names ``path``.
     """
     own = dict(model.named_parameters())
     wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
@@ -109,9 +109,9 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise CheckpointError(
-                f"{path}: does not belong to this model: {name} has the shape "
-                f"{found.get(name, 'of nothing')}, not {wanted.get(name, 'of nothing')}; "
-                "take the weights, the configuration and the tokenizer from one run"
+                f"{path}: does not match the model: {name} has shape "
+                f"{found.get(name, '(missing)')}, expected {wanted.get(name, '(missing)')}; "
+                "use weights, configuration and tokenizer from the same run"
             )
     with torch.no_grad():
         for name, parameter in own.items():
@@ -122,14 +122,14 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
 
 
 def seal(data: Mapping[str, Any]) -> bytes:
-    """Return a JSON object with its digest, as a file has it."""
+    """Serialise a JSON object together with its digest."""
     text = json.dumps(dict(data), sort_keys=True)
     sealed = {**data, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     return (json.dumps(sealed, indent=2) + "\n").encode()
 
 
 def save_description(system: System, folder: str | Path) -> None:
-    """Write configuration and tokenizers: all but the weights."""
+    """Write the configuration and tokenizers, but not the weights."""
     folder = Path(folder)
     names = ("tokenizer.json",) if system.shared else ("source.json", "target.json")
     for name, tokenizer in zip(names, system.tokenizers, strict=False):
@@ -147,9 +147,9 @@ def save_description(system: System, folder: str | Path) -> None:
 
 
 def save_weights(system: System, path: str | Path, *, write: bool = True, **data: Any) -> None:
-    """Write the weights into a file; ``data`` goes into its header.
+    """Write the weights to a file; ``data`` goes into its header.
 
-    Where they are sharded, all processes must take part, and one of them may ``write``.
+    If they are sharded, all processes must call this, and only one may ``write``.
     """
     tensors = weights_of(system.model)
     if write:
@@ -157,21 +157,21 @@ def save_weights(system: System, path: str | Path, *, write: bool = True, **data
 
 
 def save_system(system: System, folder: str | Path, **data: Any) -> None:
-    """Write a system into a folder; ``data`` goes into the header of the weights' file."""
+    """Write a system to a folder; ``data`` goes into the header of the weights file."""
     save_description(system, folder)
     save_weights(system, Path(folder) / WEIGHTS, **data)
 
 
 def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
-    """Load a system from a folder; nothing in it can run code.
+    """Load a system from a folder, without executing any code in it.
 
     Args:
         folder: Where it was saved.
-        weights: Which file of the folder has the weights, or ``BEST``, see
-            :func:`best_weights`; with None the model has fresh random ones.
+        weights: The file of the folder with the weights, or ``BEST``, see
+            :func:`best_weights`; None leaves the model with fresh random weights.
 
     Raises:
-        CheckpointError: Something is missing or damaged; the message names the file.
+        CheckpointError: A file is missing or damaged; the message names it.
     """
     folder = Path(folder)
     system = _load_description(folder)
@@ -179,9 +179,10 @@ def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
         return system
     path = folder / (best_weights(folder) if weights == BEST else weights)
     if path.name == AVERAGED and not path.exists():
-        raise CheckpointError(
-            f"{path}: is not there; train with --average, or run the command average"
-        )
+        raise CheckpointError(f"{path}: missing; train with --average, or run the average command")
+    if path.name == WEIGHTS and not path.exists():
+        when = "a run writes them at the end of an epoch; repeat its train command to resume it"
+        raise CheckpointError(f"{folder}: has no weights yet ({WEIGHTS} is missing): {when}")
     tensors, header = load_tensors(path)
     check_fingerprint(system, header, path)
     load_weights(system.model, tensors, path)
@@ -189,19 +190,19 @@ def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
 
 
 def _load_description(folder: Path) -> System:
-    """Load configuration and tokenizers; the model has random weights."""
+    """Load the configuration and tokenizers; the model has random weights."""
     path = folder / "config.json"
     data = _load_json(path)
     if data.get("format") != FORMAT:
         raise CheckpointError(
-            f"{folder}: was written in format {data.get('format')!r}, this version reads format "
-            f"{FORMAT}; use the version that wrote it, or train again into another folder"
+            f"{folder}: was written in format {data.get('format')!r}, but this version reads "
+            f"format {FORMAT}; use the version that wrote it, or train again in another folder"
         )
     try:
         if (sha256 := data.pop("sha256")) != json.loads(seal(data))["sha256"]:
-            raise ValueError(f"its contents do not have the digest {sha256}")
+            raise ValueError(f"the contents do not match the digest {sha256}")
         if (kind := data["architecture"]) not in ARCHITECTURES:
-            raise ValueError(f"its architecture {kind!r} is unknown to this version")
+            raise ValueError(f"this version has no architecture {kind!r}")
         config = typed(ARCHITECTURES[kind], data["model"])
         check_sizes(vars(config))
         first, second = (str(language) for language in data["languages"])
@@ -212,7 +213,7 @@ def _load_description(folder: Path) -> System:
         system = System(model.eval(), config, (first, second), tokenizers, dict(data["training"]))
         fingerprint = data["tokenizers"]
     except TokenizerError as error:
-        raise CheckpointError(f"{error}; take the whole folder of a run") from None
+        raise CheckpointError(f"{error}; copy the whole folder of the run") from None
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from None
     check_fingerprint(system, {"tokenizers": fingerprint}, path)
@@ -224,28 +225,29 @@ def _load_json(path: Path) -> dict[str, Any]:
     try:
         data = parse_json(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent}: no checkpoint here ({path.name} is missing); train one first"
-        ) from None
+        what = (
+            f"no system here ({path.name} is missing)" if path.parent.exists() else "no such folder"
+        )
+        raise CheckpointError(f"{path.parent}: {what}; give the folder of a run") from None
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError as error:
         raise damaged(path, error) from None
     if not isinstance(data, dict):
-        raise damaged(path, "no JSON object")
+        raise damaged(path, "not a JSON object")
     return data
 
 
 def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Path) -> None:
-    """Raise CheckpointError if a file does not belong to the system's tokenizers."""
+    """Raise CheckpointError if a file was made with other tokenizers than the system's."""
     if header.get("tokenizers") != system.fingerprint:
         raise CheckpointError(
-            f"{path}: belongs to another tokenizer than the one beside it; take both from one run"
+            f"{path}: belongs to a different tokenizer than its folder; take both from one run"
         )
 
 
 def best_weights(folder: str | Path) -> str:
-    """Return which weights to take: the averaged ones, if they have the lower validation loss."""
+    """Return the weights file to use: the average, if its validation loss is lower."""
     losses = {}
     for name in (WEIGHTS, AVERAGED):
         if (path := Path(folder) / name).exists():
@@ -258,25 +260,25 @@ def best_weights(folder: str | Path) -> str:
 
 
 def snapshots(folder: str | Path) -> list[Path]:
-    """Return the weights that a run kept for their average, the oldest first."""
+    """Return the snapshots that a run kept for averaging, oldest first."""
     return numbered(Path(folder) / "snapshots")
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return the files of a folder that are named after an update, in order; others are ignored."""
+    """Return the files of a folder that are named after an update, in order."""
     name = re.compile(r"[0-9]{8,}\.safetensors")
     return sorted(path for path in folder.glob("*") if name.fullmatch(path.name))
 
 
 def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the mean of the weights in some files of one run (§6.1), and the last one's header.
+    """Return the mean weights of several files of one run (§6.1), and the last one's header.
 
     Raises:
-        CheckpointError: A file is damaged, or has other tensors or tokenizers than the others.
+        CheckpointError: A file is damaged, or its tensors or tokenizers differ from the others.
         ValueError: There is no file.
     """
     if not paths:
-        raise ValueError("there is nothing to average")
+        raise ValueError("no files to average")
     sums: dict[str, Tensor] = {}
     first = None
     for path in paths:
@@ -284,9 +286,9 @@ def average_weights(paths: Sequence[str | Path]) -> tuple[dict[str, Tensor], dic
         first = first if sums else data.get("tokenizers")
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if sums and shapes != {name: tensor.shape for name, tensor in sums.items()}:
-            raise CheckpointError(f"{path}: has other tensors than {paths[0]}; take one run")
+            raise CheckpointError(f"{path}: its tensors differ from {paths[0]}; use one run")
         if data.get("tokenizers") != first:
-            raise CheckpointError(f"{path}: has another tokenizer than {paths[0]}; take one run")
+            raise CheckpointError(f"{path}: its tokenizer differs from {paths[0]}; use one run")
         for name, tensor in tensors.items():
             sums[name] = sums.get(name, 0) + tensor.double()
     return {name: (sums[name] / len(paths)).to(t.dtype) for name, t in tensors.items()}, data
@@ -298,24 +300,24 @@ def average_system(
     *,
     measure: Callable[[EncoderDecoder], float] | None = None,
 ) -> System:
-    """Average the last snapshots of a run, and write the mean beside them.
+    """Average the last snapshots of a run, and save the mean in its folder.
 
     Args:
-        folder: Where the run is.
-        last: How many snapshots; all that were kept unless given.
-        measure: Computes the validation loss, without which nothing prefers the mean.
+        folder: The run's folder.
+        last: Number of snapshots; all of them by default.
+        measure: Computes the validation loss. Without it the mean is never the default choice.
 
     Raises:
         CheckpointError: There are fewer snapshots, or one is damaged or of other tokenizers.
     """
     system, paths = load_system(folder, weights=None), snapshots(folder)
     if not paths:
-        raise CheckpointError(f"{folder}: kept no snapshots to average; train with --average")
+        raise CheckpointError(f"{folder}: has no snapshots to average; train with --average")
     count = len(paths) if last is None else last
     if not 0 < count <= len(paths):
         raise CheckpointError(
-            f"{folder}: {len(paths)} snapshots were kept, {count} are to be averaged; "
-            f"give a number from 1 to {len(paths)}, or train with --average"
+            f"{folder}: cannot average {count} of {len(paths)} snapshots; "
+            f"give a number from 1 to {len(paths)}, or train with a larger --average"
         )
     paths = paths[-count:]
     tensors, data = average_weights(paths)
@@ -334,14 +336,14 @@ def average_system(
 def run_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, world: DistributedWorld
 ) -> dict[str, Tensor]:
-    """Return weights, the optimizer's moments, and the random state of each process.
+    """Return weights, optimizer moments, and the random state of each process.
 
-    All processes must take part; what is sharded is put together tensor by tensor, and kept
-    only in the main one.
+    All processes must call this. Shards are gathered tensor by tensor, and only the main process
+    keeps the result.
     """
     tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for number, state in sorted(optimizer.state_dict()["state"].items()):
-        for name, tensor in sorted(state.items()):  # in one order: all take part in each
+        for name, tensor in sorted(state.items()):  # same order in all processes
             tensors[f"optimizer.{number}.{name}"] = tensor
     found = {}
     for name, tensor in tensors.items():
@@ -357,7 +359,7 @@ def run_tensors(
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """Copy the weights that :func:`run_tensors` found into a model; see :func:`load_weights`."""
+    """Copy the weights from :func:`run_tensors` into a model; see :func:`load_weights`."""
     own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     load_weights(model, own, path)
 
@@ -370,12 +372,12 @@ def restore_run(
     world: DistributedWorld,
     path: str | Path,
 ) -> None:
-    """Put back what :func:`run_tensors` found, in any number of processes; a shard its part.
+    """Restore what :func:`run_tensors` returned, in any number of processes, sharded or not.
 
-    Where there are more processes than before, the new ones keep their random states.
+    If there are more processes than before, the new ones keep their random states.
 
     Raises:
-        CheckpointError: Something is missing, or of another model; the message names ``path``.
+        CheckpointError: A tensor is missing or of another model; the message names ``path``.
     """
     load_model(model, tensors, path)
     try:
@@ -386,7 +388,7 @@ def restore_run(
                 _, number, key = name.split(".")
                 like = parameters[int(number)]
                 part = shard_like(tensor, like) if tensor.shape == like.shape else tensor
-                moments.setdefault(int(number), {})[key] = part.clone()  # lets go of the file
+                moments.setdefault(int(number), {})[key] = part.clone()  # releases the mapped file
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
         if (name := f"random.{world.rank}") in tensors or not world.rank:
             torch.set_rng_state(tensors[name])

@@ -1,4 +1,4 @@
-"""What a run is: options in four groups, their limits, and recipes. Needs no PyTorch."""
+"""The options of a run in four groups, their limits, and recipes. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 class UsageError(ValueError):
-    """Options that cannot work; the message names one as it is typed, and says what to change."""
+    """Invalid options; the message names one as it is typed, and says what to change."""
 
 
 def option(default: T, **metadata: Any) -> T:
     """Return a dataclass field with a default value.
 
     Args:
-        default: Where nothing is said.
-        metadata: Limits that :func:`check` looks at (``least``, ``above``, ``most``, ``below``);
+        default: The default value.
+        metadata: Limits for :func:`check` (``least``, ``above``, ``most``, ``below``);
             ``config``, the name in the model's configuration; ``size``, true for
-            what another preset brings with it; ``aliases``, other names on the command line.
+            options that a preset sets; ``aliases``, other names on the command line.
     """
     return field(default=default, metadata=metadata)
 
@@ -59,7 +59,7 @@ class DataOptions:
     """Folder with the corpora's files, to read instead of downloading."""
 
 
-PLACES = ("train_files", "valid_files", "prepared", "mirror")  # where it is, not what it is
+PLACES = ("train_files", "valid_files", "prepared", "mirror")  # where the data is, not what it is
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,13 @@ class RunOptions:
     log_every: int = option(50, least=1)
     """Updates between lines of the log."""
     steps: int | None = option(None, least=1)
-    """Stop after this many updates, and estimate how long the whole run takes."""
+    """Stop this call after so many updates, and estimate how long the whole run takes."""
     tensorboard: Path | None = None
     """Also log to this TensorBoard folder (needs the package tensorboard)."""
     non_finite: Literal["stop", "skip"] = "stop"
     """What to do when a loss or a gradient becomes NaN or infinite."""
     compile: bool = False
-    """Compile the Transformer with torch.compile, lengths in buckets; pays off on a GPU."""
+    """Compile the Transformer with torch.compile, lengths in buckets; it may pay off on a GPU."""
     sharded: bool = option(False, aliases=("--pieces",))
     """Shard weights and optimizer state over the processes (FSDP2)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -152,7 +152,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that can be chosen for a run, in four groups; no name is in two of them."""
+    """All options of a run, in four groups; names are unique across groups."""
 
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -160,7 +160,7 @@ class Options:
     run: RunOptions = field(default_factory=RunOptions)
 
     def replace(self, **changes: Any) -> Options:
-        """Return a copy with other values, given by the names of their fields.
+        """Return a copy with some fields changed, in whichever group they are.
 
         Raises:
             UsageError: There is no such option.
@@ -175,7 +175,7 @@ class Options:
         return Options(**groups)
 
     def described(self) -> dict[str, Any]:
-        """Return what decides the weights, flat, as JSON holds it: a run goes on with the same."""
+        """Return the options that determine the weights, flat; a resumed run needs the same."""
         found = {}
         for group in (self.data, self.model, self.optim):
             found.update({name: v for name, v in asdict(group).items() if name not in PLACES})
@@ -183,43 +183,43 @@ class Options:
 
 
 def flag(name: str) -> str:
-    """Return an option as it is typed."""
+    """Return an option's name as typed on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
 # --- limits ----------------------------------------------------------------------------------
 
-LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {  # words, and what holds
+LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {  # wording, and the test
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
     "most": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
-MOST = 2**31 - 1  # of whole numbers, where nothing else is said
-MOST_WRITTEN = 200_000  # pairs of the grammar, which are written anew at each start
+MOST = 2**31 - 1  # of integers, unless an option has its own limit
+MOST_WRITTEN = 200_000  # pairs of the grammar, which are generated at each start
 CORPORA = ("grammar", "multi30k", "iwslt2014", "iwslt2016", "iwslt2017", "files", "prepared")
 
 
 def check(options: Options) -> None:
-    """Raise UsageError, naming the option, for values that cannot work, before all else."""
+    """Raise UsageError, naming the option, for invalid values, before anything is loaded."""
     for group in fields(options):
         check_group(getattr(options, group.name))
     if options.data.corpus == "wmt14":
-        raise UsageError("--corpus wmt14: too large for memory; prepare it, then --prepared FOLDER")
+        raise UsageError("--corpus wmt14: too large for memory; prepare it for --prepared FOLDER")
     if options.data.corpus not in CORPORA:
         raise UsageError(f"--corpus {options.data.corpus}: choose among {', '.join(CORPORA)}")
     model, usual = options.model, ModelOptions()
     if model.architecture != "transformer":
-        shared = ("architecture", "layers", "dropout")  # what other architectures have, too
+        shared = ("architecture", "layers", "dropout")  # that other architectures have, too
         for each in fields(model):
             if each.name not in shared and getattr(model, each.name) != getattr(usual, each.name):
                 raise UsageError(f"{flag(each.name)}: not for --architecture {model.architecture}")
         if options.run.compile:
-            raise UsageError("--compile: is for the Transformer only")
+            raise UsageError("--compile: works with the Transformer only; leave it out")
 
 
 def check_group(group: Any) -> None:
-    """Refuse the values of one group that are of a wrong type or beyond their limits."""
+    """Raise UsageError for values of one group with a wrong type or outside their limits."""
     kinds = get_type_hints(type(group))
     for each in fields(group):
         value, name = getattr(group, each.name), flag(each.name)
@@ -238,7 +238,7 @@ def check_group(group: Any) -> None:
 
 
 def check_sizes(sizes: Mapping[str, Any]) -> None:
-    """Refuse sizes of a model, by the names of its configuration, that no option could have."""
+    """Check sizes from a model's configuration against the limits of the options."""
     for kind in (DataOptions, ModelOptions):
         names = {
             each.name: {each.name, each.metadata.get("config", each.name)} for each in fields(kind)
@@ -248,18 +248,19 @@ def check_sizes(sizes: Mapping[str, Any]) -> None:
 
 
 def check_sources(data: DataOptions) -> None:
-    """Raise UsageError for a corpus without its files, and for files without their corpus."""
+    """Raise UsageError for a corpus without its files, or files without their corpus."""
     if (data.corpus == "prepared") != (data.prepared is not None):
         raise UsageError("--corpus prepared and --prepared FOLDER go together")
     files = [name for name in ("train_files", "valid_files") if getattr(data, name) is not None]
     if data.corpus == "files" and len(files) < 2:
-        raise UsageError("--corpus files: give --train-files and --valid-files, two files each")
+        missing = "--valid-files" if "train_files" in files else "--train-files"
+        raise UsageError(f"{missing} is missing: give two files, source and target")
     if data.corpus != "files" and files:
-        raise UsageError(f"{flag(files[0])}: for --corpus files, not {data.corpus}")
+        raise UsageError(f"{flag(files[0])}: only for --corpus files, not {data.corpus}")
     if data.mirror is not None and data.corpus in ("grammar", "files", "prepared"):
-        raise UsageError(f"--mirror: --corpus {data.corpus} needs no download")
+        raise UsageError(f"--mirror: --corpus {data.corpus} needs no download; leave it out")
     if data.corpus == "grammar" and (data.size or 0) > MOST_WRITTEN:
-        raise UsageError(f"--size: the grammar writes at most {MOST_WRITTEN:,} pairs; give fewer")
+        raise UsageError(f"--size: the grammar has at most {MOST_WRITTEN:,} pairs; ask for fewer")
 
 
 # --- recipes ---------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ RECIPES = Path(__file__).with_name("recipes")
 
 
 def recipes() -> dict[str, str]:
-    """Return the names of the package's recipes, and what each says about itself."""
+    """Return the package's recipes and their descriptions."""
     found = {
         path.stem: read_json(path, f"--recipe {path}") for path in sorted(RECIPES.glob("*.json"))
     }
@@ -276,25 +277,26 @@ def recipes() -> dict[str, str]:
 
 
 def load_recipe(recipe: str | Path) -> Options:
-    """Return the options of a recipe, which may be like another but for some values.
+    """Return the options of a recipe, which may be based on another one.
 
     Args:
         recipe: A name, see :func:`recipes`; or a JSON file with the groups ``data``, ``model``,
-            ``optim`` and ``run``, perhaps ``like``, another recipe, and ``about``, a remark.
+            ``optim`` and ``run``, and optionally ``like``, the recipe to start from, and
+            ``about``, a description.
 
     Raises:
-        UsageError: There is no such recipe, or a value in it cannot be.
+        UsageError: There is no such recipe, or a value in it is invalid.
     """
     path = RECIPES / f"{recipe}.json"
     if Path(recipe).suffix or not path.exists():
         path = Path(recipe)
     if not path.exists():
-        raise UsageError(f"--recipe {recipe}: no file, nor one of {', '.join(recipes())}")
+        raise UsageError(f"--recipe {recipe}: neither a file nor one of {', '.join(recipes())}")
     data = read_json(path, f"--recipe {path}")
     data.pop("about", None)
     like = data.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in recipes()):
-        raise UsageError(f"--recipe {recipe}: like {like!r}: is none of {', '.join(recipes())}")
+        raise UsageError(f"--recipe {recipe}: like {like!r} is not one of {', '.join(recipes())}")
     start = Options() if like is None else load_recipe(like)
     try:
         groups = {each.name: vars(getattr(start, each.name)) for each in fields(start)}
@@ -316,7 +318,7 @@ def read_json(path: Path, place: str) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            data = json.loads(file.read(1 << 20))  # more is no recipe
+            data = json.loads(file.read(1 << 20))  # a recipe is smaller
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}; give a name or another file"
         raise UsageError(f"{place}: {reason}") from None
@@ -328,7 +330,7 @@ def read_json(path: Path, place: str) -> dict[str, Any]:
 
 
 def recipe_name(corpus: str, pair: str = "", preset: str = "") -> str:
-    """Return the recipe that holds for a corpus where no other is asked for."""
+    """Return the default recipe for a corpus."""
     if corpus == "prepared" and (preset == "big" or "fr" in pair):
         return f"paper-{'big' if preset == 'big' else 'base'}-en-{'fr' if 'fr' in pair else 'de'}"
     known = {f"iwslt20{year}": f"iwslt{year}" for year in (14, 16, 17)}
@@ -336,12 +338,12 @@ def recipe_name(corpus: str, pair: str = "", preset: str = "") -> str:
 
 
 def defaults(said: Mapping[str, Any]) -> Options:
-    """Return what holds where nothing else is said: the recipe, without what ill fits it.
+    """Return the default options, given the ones that the user has set.
 
     Args:
-        said: Options by name, as they were given. ``recipe`` chooses a recipe, else the corpus
-            does. Given files imply their corpus. Another preset than the recipe's brings sizes and
-            dropout of its own; another architecture keeps nothing but the recipe's dropout.
+        said: The user's options by name. ``recipe`` selects a recipe, otherwise the corpus does.
+            Files imply their corpus. A preset other than the recipe's replaces its sizes and
+            dropout; another architecture keeps only the recipe's dropout.
 
     Raises:
         UsageError: There is no such recipe.
@@ -364,7 +366,7 @@ def defaults(said: Mapping[str, Any]) -> Options:
 
 
 def choose(said: Mapping[str, Any]) -> Options:
-    """Return the options that were given, checked; the rest is as :func:`defaults` has it."""
+    """Return the user's options on top of :func:`defaults`, checked."""
     own = {name: value for name, value in said.items() if name != "recipe"}
     options = defaults(said).replace(**own)
     check(options)

@@ -1,4 +1,4 @@
-"""What a device can do, by its data sheet, and how much of that a program uses."""
+"""Peak rates of devices by their data sheets, and the share of them that a program uses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Device:
-    """What the maker of a device states, without sparsity.
+    """A device's data sheet, without sparsity.
 
     Attributes:
-        names: As ``torch.cuda.get_device_name`` reports it, without the maker's name and the
-            name of the series before it.
-        teraflops: Most operations a second, in 10¹², for each precision that it has; sums of
-            products of 16 bits are kept in float32, if it has a choice.
-        bandwidth: Most bytes a second to and from its memory.
+        names: As reported by ``torch.cuda.get_device_name``, without the leading names of the
+            manufacturer and the series.
+        teraflops: Peak TFLOP/s for each supported precision; 16-bit products are accumulated in
+            float32 if the device has a choice.
+        bandwidth: Peak memory bandwidth in bytes per second.
         source: Key of the data sheet in the bibliography.
     """
 
@@ -35,8 +35,8 @@ def _read(row: Mapping[str, str]) -> Device:
     return Device(tuple(row["names"].split(", ")), rates, float(row["GB/s"]) * 1e9, row["source"])
 
 
-# Where a sheet prints only the rate for sparse matrices, half of it stands in the table. What the
-# sheets of the B200 say of other precisions differs between their editions.
+# Where a sheet gives only the rate for sparse matrices, the table has half of it. The editions of
+# the B200's sheet disagree about its other precisions.
 with Path(__file__).with_name("devices.tsv").open(encoding="utf-8") as _file:
     DEVICES: Mapping[str, Device] = {
         row["device"]: _read(row) for row in csv.DictReader(_file, delimiter="\t")
@@ -46,18 +46,18 @@ _BRANDS = re.compile(r"(?:(?:NVIDIA|Tesla|GeForce) )*")  # drivers differ in the
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """Return the most operations a second of a device, without sparsity.
+    """Return a device's peak operations per second, without sparsity.
 
-    A name must fit as a whole: an ``RTX 3090 Ti`` is not an ``RTX 3090``, and a slice of an A100
-    (``MIG`` in its name) has a part of the rate.
+    The whole name must match: an ``RTX 3090 Ti`` is not an ``RTX 3090``, and a slice of an A100
+    (``MIG`` in its name) has only part of the rate.
 
     Args:
-        name: What ``torch.cuda.get_device_name`` says.
+        name: As reported by ``torch.cuda.get_device_name``.
         precision: ``"float32"``, ``"tf32"``, ``"bfloat16"`` or ``"float16"``.
 
     Returns:
-        Operations a second; None for a device that is not in ``DEVICES``, or a precision
-        that it does not have.
+        Operations per second; None for a device that is not in ``DEVICES``, or a precision
+        that it does not support.
     """
     short = _BRANDS.sub("", name.strip(), count=1)
     for device in DEVICES.values():
@@ -67,18 +67,18 @@ def peak_flops(name: str, precision: str) -> float | None:
 
 
 def mfu(flops: float, seconds: float, peak: float | None, devices: int = 1) -> float | None:
-    """Return the model FLOPs utilization: operations that the model needs, over those possible.
+    """Return the model FLOPs utilization: the operations the model needs over the peak.
 
-    Padding and what is computed twice earn nothing, so the number is comparable between programs.
+    Padding and recomputation do not count, so the number is comparable between programs.
 
     Args:
-        flops: Operations that the model needs, as ``training_flops`` counts them.
-        seconds: Time that they took.
-        peak: Most operations a second of one device.
-        devices: How many devices shared the work.
+        flops: Operations that the model needs, as counted by ``training_flops``.
+        seconds: Time they took.
+        peak: Peak operations per second of one device.
+        devices: Number of devices that shared the work.
 
     Returns:
-        A share of 1; None where the peak is unknown or no time has passed.
+        A fraction of 1; None if the peak is unknown or no time has passed.
     """
     return flops / (seconds * peak * devices) if peak and seconds else None
 
@@ -90,8 +90,8 @@ def describe_rate(flops_per_second: float, peak: float | None = None) -> str:
     """Format a rate, such as ``"1.2 TFLOP/s, 38 % of the peak"``.
 
     Args:
-        flops_per_second: Operations a second, of all devices.
-        peak: The most that all devices could do; None where that is unknown.
+        flops_per_second: Operations per second, over all devices.
+        peak: Peak rate of all devices; None if unknown.
     """
     unit = next((u for u, size in _UNITS.items() if flops_per_second / size >= 0.9995), "")
     text = f"{float(f'{flops_per_second / _UNITS[unit]:.3g}'):g} {unit}FLOP/s"

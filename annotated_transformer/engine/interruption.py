@@ -1,4 +1,4 @@
-"""Signals that end a command, or a run between two updates."""
+"""Signals that end a command, or stop a run between two updates."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from types import FrameType
 def handling(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers,
 ) -> Iterator[None]:
-    """Give a handler the signals that end a process: Ctrl-C, termination, a closed terminal.
+    """Handle the signals that end a process: Ctrl-C, termination, a closed terminal.
 
-    Those that are ignored stay so; in another thread than the main one, all are left alone.
+    Ignored signals stay ignored; outside the main thread nothing is changed.
     """
     found = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
     signals = [s for s in found if s is not None and signal.getsignal(s) != signal.SIG_IGN]
     before = []
-    with suppress(ValueError):  # not the main thread: a notebook's server, for instance
+    with suppress(ValueError):  # not the main thread, e.g. in a notebook server
         before = [signal.signal(s, handler) for s in signals]
     try:
         yield
@@ -31,13 +31,13 @@ def handling(
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Collect Ctrl-C and termination in a list, so that an update is never cut in two.
+    """Collect Ctrl-C and termination signals in a list, so that updates finish first.
 
-    A signal within a second of the first is the same one, that came by another way: torchrun
-    passes on what the terminal has sent to all.
+    A signal within a second of the first counts as the same one, because torchrun forwards what
+    the terminal has already sent to all processes.
 
     Raises:
-        KeyboardInterrupt: At a later signal.
+        KeyboardInterrupt: On a later signal.
     """
     caught: list[int] = []
     first = 0.0

@@ -1,4 +1,4 @@
-"""The log of a run: one JSON object a line, which survives when the process is killed."""
+"""The log of a run: one JSON object per line, readable even after the process was killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _parse(line: bytes) -> dict[str, float]:
     """Return the numbers in one line."""
     entry = parse_json(line)
     if not isinstance(entry, dict) or "update" not in entry:
-        raise ValueError("it does not say its update")
+        raise ValueError("it has no update number")
     for name, value in entry.items():
         if isinstance(value, str) and value in _NOT_FINITE:
             entry[name] = float(value)
@@ -28,7 +28,7 @@ def _parse(line: bytes) -> dict[str, float]:
 
 
 def _parse_file(path: Path) -> list[tuple[bytes, dict[str, float]]]:
-    """Return the lines of a journal, as bytes and parsed, without a broken last one."""
+    """Return the lines of a journal, raw and parsed, without an incomplete last one."""
     found = []
     lines = path.read_bytes().split(b"\n")
     lines = lines if lines[-1] else lines[:-1]  # nothing follows the end of the last line
@@ -38,30 +38,30 @@ def _parse_file(path: Path) -> list[tuple[bytes, dict[str, float]]]:
         except ValueError as error:
             if number == len(lines):  # the process was killed while it wrote
                 break
-            raise ValueError(f"{path}, line {number}: not a line of a journal: {error}") from None
+            raise ValueError(f"{path}, line {number}: not a valid log line: {error}") from None
     return found
 
 
 def read_journal(path: Path) -> list[dict[str, float]]:
-    """Read a journal, also while a run writes it.
+    """Read a journal, even while a run is writing it.
 
-    A broken last line is left out: the process was killed while it wrote.
+    An incomplete last line, from a process killed while writing, is left out.
 
     Args:
         path: The file.
 
     Returns:
-        Its lines; each has its ``update``, and what else was measured.
+        Its lines, each with its ``update`` and the other measurements.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: A line other than the last is broken; the message names file and line.
+        ValueError: A line other than the last is invalid; the message names file and line.
     """
     return [entry for _, entry in _parse_file(Path(path))]
 
 
 def _truncate(path: Path, update: float) -> None:
-    """Leave only whole lines, and of these the ones up to an update; the file changes at once."""
+    """Atomically keep only the complete lines up to an update."""
     if not path.exists():
         return
     kept = [line + b"\n" for line, entry in _parse_file(path) if entry["update"] <= update]
@@ -70,18 +70,18 @@ def _truncate(path: Path, update: float) -> None:
 
 
 class _TensorBoard:
-    """Writes the same numbers for TensorBoard, which draws them in a browser."""
+    """Writes the same numbers for TensorBoard, which plots them in a browser."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(
-                f"files for TensorBoard need its package ({error}): pip install tensorboard"
+                f"needs the package tensorboard ({error}): pip install tensorboard"
             ) from error
         self.folder, self.make_writer = folder, SummaryWriter
         self.writer: Any = None
-        self.purge_step: int | None = None  # TensorBoard hides what came from here on
+        self.purge_step: int | None = None  # TensorBoard hides older values from here on
 
     def write(self, update: int, numbers: Mapping[str, float]) -> None:
         if self.writer is None:
@@ -96,17 +96,17 @@ class _TensorBoard:
 
 
 class Journal(contextlib.AbstractContextManager["Journal"]):
-    """A log of a run, one JSON object a line, to which lines are added.
+    """The log of a run, to which lines are appended, one JSON object per line.
 
-    Opened on a file that exists, it continues it; a broken last line is dropped.
+    An existing file is continued; an incomplete last line is dropped.
 
     Args:
         path: The file; its folder must exist.
         tensorboard: Also write files for TensorBoard into this folder.
 
     Raises:
-        ImportError: The package tensorboard is needed, and is not installed.
-        ValueError: The file exists and has a broken line that is not its last.
+        ImportError: The package tensorboard is needed, but not installed.
+        ValueError: The file exists and a line other than its last is invalid.
     """
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
@@ -116,11 +116,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._file = self.path.open("ab")
 
     def write(self, update: int, **numbers: float | None) -> None:
-        """Add one line and flush it: a kill breaks at most this line.
+        """Append one line and flush it, so that a kill loses at most this line.
 
         Args:
             update: Number of updates so far.
-            numbers: What was measured, by name. None is left out; NaN and infinities are
+            numbers: Measurements by name. None is left out; NaN and infinities are
                 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``.
         """
         known = {name: value for name, value in numbers.items() if value is not None}
@@ -137,7 +137,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """Drop all lines after an update, for a run that resumes from there.
 
         Args:
-            update: The last update that counts.
+            update: The last update to keep.
         """
         self._file.close()
         try:

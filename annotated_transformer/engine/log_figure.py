@@ -1,4 +1,4 @@
-"""The log of a run as a picture."""
+"""The log of a run as a figure."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Rows = Sequence[Mapping[str, float]]
 
 
 def _points(rows: Rows, key: str) -> tuple[list[float], list[float]]:
-    """Return updates and values of the rows that have a value."""
+    """Return the updates and values of the rows that have this key."""
     having = [row for row in rows if key in row]
     return [row["update"] for row in having], [row[key] for row in having]
 
 
 def log_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> Figure:
-    """Draw loss, learning rate and speed of a run over its updates.
+    """Plot the loss, learning rate and speed of a run over its updates.
 
     Args:
-        journal: Lines of ``read_journal``.
+        journal: Lines from ``read_journal``.
         curve: Points of the learning curve, with ``update``, ``train_loss``, ``valid_loss`` and
-            ``tokens_per_second``; drawn where the journal has nothing.
+            ``tokens_per_second``; plotted where the journal has no values.
         name: Folder of the run; its last part is the title.
 
     Returns:
-        A figure of matplotlib, for ``show`` or ``savefig``.
+        A matplotlib figure, for ``show`` or ``savefig``.
 
     Raises:
-        ImportError: What figures need is not installed.
+        ImportError: The plotting packages are not installed.
     """
     from annotated_transformer.figures import canvas, lines
 
@@ -53,5 +53,5 @@ def log_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> Figure
             line.set(marker="o" if len(line.get_xdata()) < 20 else "", markersize=3)
         ax.label_outer()
     title = Path(name).resolve().name if str(name) else ""
-    figure.suptitle(title, parse_math=False)  # a name with dollars is no formula
+    figure.suptitle(title, parse_math=False)  # dollar signs in a name are not math
     return figure

@@ -1,4 +1,4 @@
-"""In which precision a run computes, and the loss that it computes in it, perhaps compiled."""
+"""The precision of a run, and the loss computed in it, optionally compiled."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class DynamicLossScale(LossScale):
-    """A factor that keeps small float16 gradients from vanishing: halved where they overflow.
+    """Keeps small float16 gradients from underflowing; halved when gradients overflow.
 
     Args:
-        value: The first one.
-        patience: Updates without overflow, after which it is doubled.
+        value: The initial scale.
+        patience: Updates without overflow after which it is doubled.
     """
 
     least, most = 1.0, 2.0**24
@@ -39,7 +39,7 @@ class DynamicLossScale(LossScale):
         self.good = 0  # updates since the last change
 
     def adapt(self, finite: bool) -> None:
-        """Change the factor by how an update went."""
+        """Change the scale depending on whether an update was finite."""
         self.good = self.good + 1 if finite else 0
         if not finite:
             self.value = max(self.least, self.value / 2)
@@ -47,27 +47,27 @@ class DynamicLossScale(LossScale):
             self.value, self.good = min(self.value * 2, self.most), 0
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint needs to keep."""
+        """Return the state for a checkpoint."""
         return {"value": self.value, "good": self.good}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on as kept."""
+        """Restore the state from a checkpoint."""
         self.value, self.good = float(state["value"]), int(state["good"])
 
 
 class Precision:
-    """In which precision products are computed; on a GPU it also sets how float32 is multiplied.
+    """The precision of matrix products; on a GPU this also sets how float32 is multiplied.
 
     Args:
-        name: ``float32``; ``tf32``, where the products of float32 are rounded inside;
-            ``bfloat16`` or ``float16``, in which products are computed.
-        device: Where it is computed.
+        name: ``float32``; ``tf32``, where the inputs of float32 products are rounded;
+            ``bfloat16`` or ``float16``, by autocast.
+        device: The device to compute on.
 
     Attributes:
-        scale: What the loss is multiplied by; None where it needs none.
+        scale: The loss scale; None if none is needed.
 
     Raises:
-        ValueError: There is no such precision on the device.
+        ValueError: The device does not support the precision.
     """
 
     def __init__(self, name: Name = "float32", device: torch.device | None = None) -> None:
@@ -84,39 +84,39 @@ class Precision:
 
     @classmethod
     def nearest(cls, name: Name, device: torch.device) -> Precision:
-        """Return this precision, or float32, with a warning, where the device does not have it."""
+        """Return this precision, or float32 with a warning if the device does not support it."""
         try:
             return cls(name, device)
         except ValueError as error:
-            warnings.warn(f"{error}; computed in float32 instead", stacklevel=2)
+            warnings.warn(f"{error}; using float32 instead", stacklevel=2)
             return cls("float32", device)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which a forward pass is computed."""
+        """Return the context for a forward pass."""
         if self.name not in SHORT:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, SHORT[self.name])
 
 
 def find_device(name: str = "auto") -> str:
-    """Return where to compute: an NVIDIA GPU where there is one, unless something else is said.
+    """Return the device to compute on; ``auto`` is an NVIDIA GPU if there is one.
 
     Raises:
         UsageError: PyTorch finds no such device.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there.get(name, True):
-        raise UsageError(f"--device {name}: PyTorch finds none here; try --device cpu")
+        raise UsageError(f"--device {name}: PyTorch finds no such device here; try --device cpu")
     return ("cuda" if there["cuda"] else "cpu") if name == "auto" else name
 
 
 class PreciseLoss(nn.Module):
-    """The loss of a batch in a precision: what is replicated or sharded, and trained.
+    """The loss of a batch in a given precision: the module to replicate or shard, and train.
 
     Args:
-        model: Its parameters are this module's.
-        precision: Of the forward pass.
-        compiler: Backend of ``torch.compile``, such as ``"inductor"``; not compiled unless given.
+        model: Its parameters become this module's.
+        precision: Precision of the forward pass.
+        compiler: Backend of ``torch.compile``, such as ``"inductor"``; None does not compile.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class PreciseLoss(nn.Module):
 
     @property
     def layers(self) -> Iterable[nn.Module]:
-        """The parts that are gathered on their own where weights are sharded."""
+        """The sub-modules that FSDP gathers one at a time."""
         return self.loss.model.blocks if isinstance(self.loss.model, FastModel) else ()
 
     def forward(self, batch: Batch, smoothing: float, tokens: int | None) -> tuple[Tensor, Tensor]:
@@ -147,23 +147,23 @@ BUCKETS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 def bucketed(batch: Batch, most: int | None = None) -> Batch:
-    """Pad both sides of a batch to the same length, one of a few; and to two sentences at least.
+    """Pad both sides of a batch to the same bucket length, and to at least two sentences.
 
     Args:
-        batch: Its padding counts for nothing, however much there is.
-        most: Positions of the model; a sentence longer than all buckets is padded to them.
+        batch: Any batch; extra padding does not change its loss.
+        most: Positions of the model; a sentence longer than all buckets is padded to these.
     """
     longest = max(batch.src.size(1), batch.tgt.size(1))
     last = max(longest, BUCKETS[-1]) if most is None else most
     length = min(last, next((size for size in BUCKETS if size >= longest), last))
-    rows = max(0, 2 - len(batch.src))  # a single one would be a shape of its own
+    rows = max(0, 2 - len(batch.src))  # a batch of one would be compiled separately
     sides = ((batch.src, length), (batch.target, length + 1))
     src, tgt = (F.pad(x, (0, n - x.size(1), 0, rows), value=batch.pad) for x, n in sides)
     return Batch(src, tgt, batch.pad)
 
 
 class _Padded(Rows):
-    """The rows of a padded batch, padding among them: no shape depends on the tokens."""
+    """All rows of a padded batch including padding, so that no shape depends on the tokens."""
 
     def __init__(self, tokens: Tensor) -> None:
         self.shape = (tokens.size(0), tokens.size(1))
@@ -177,26 +177,26 @@ class _Padded(Rows):
 
 
 class _PaddedMask(PackedMask):
-    full = False  # never asked of the tokens, which a compiler cannot
+    full = False  # a constant, because the compiler cannot look at the tokens
 
 
 class CompiledLoss(nn.Module):
-    """The loss of a batch by a compiled program for each length, of which there are few.
+    """The loss of a batch, compiled once per bucket of lengths.
 
     Args:
-        model: One for which ``fast.model.can_accelerate`` holds.
+        model: One that ``fast.model.can_accelerate`` accepts.
         compiler: Backend of ``torch.compile``.
 
     Raises:
-        ValueError: It does not hold.
+        ValueError: It does not accept the model.
     """
 
     def __init__(self, model: EncoderDecoder, compiler: str | Callable[..., Any]) -> None:
         super().__init__()
         if not can_accelerate(model):
-            raise ValueError("compile: for the Transformer as it comes, without changed parts")
+            raise ValueError("compile: supports only the unmodified Transformer, without hooks")
         self.model, self.most = FastModel(model), model.config and model.config.max_len
-        # Each bucket, in training and in evaluation, with gradient and without.
+        # For each bucket: training and evaluation, with and without gradients.
         config: Any = torch._dynamo.config
         name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
         setattr(config, name, max(getattr(config, name), 4 * (len(BUCKETS) + 1)))
@@ -205,10 +205,10 @@ class CompiledLoss(nn.Module):
         )
 
     def _outputs(self, src: Tensor, tgt: Tensor, pad: int) -> Tensor:
-        """Return the decoder's outputs ``(batch * n, d_model)``, meaningless at padding."""
+        """Return the decoder's outputs ``(batch * n, d_model)``, undefined at padding."""
         source, target = _Padded(src), _Padded(tgt)
         real = (src != pad).unsqueeze(1)
-        real = real | ~real.any(-1, keepdim=True)  # not every kernel gives zeros for nothing
+        real = real | ~real.any(-1, keepdim=True)  # some kernels give NaN for a fully masked row
         past = subsequent_mask(tgt.size(1), tgt.device)
         own = torch.eye(tgt.size(1), dtype=torch.bool, device=tgt.device)
         past = past & (tgt != pad).unsqueeze(1) | own

@@ -1,4 +1,4 @@
-"""How the processes that torchrun started find each other, and part (§5.2)."""
+"""Setting up and tearing down the process group that torchrun started (§5.2)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from annotated_transformer.training.distributed import REPLICAS, DistributedWorl
 
 
 def rendezvous_store(timeout: timedelta) -> Store:
-    """Return the store where the processes leave their addresses.
+    """Return the store in which the processes publish their addresses.
 
-    torchrun keeps one store while it starts the processes again, and the addresses of the dead
-    stay in it (issue 135712 of PyTorch): each start gets names of its own. Over several machines
-    the counts may differ; there torchrun has to be told to make new stores.
+    torchrun reuses one store when it restarts the processes, and the addresses of dead processes
+    stay in it (PyTorch issue 135712), so each start gets its own prefix. On several machines the
+    restart counts may differ, so there torchrun has to be told to create new stores.
     """
     store: Store
     store, rank, _ = next(rendezvous("env://", timeout=timeout))
@@ -36,22 +36,22 @@ def rendezvous_store(timeout: timedelta) -> Store:
     elif rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         warnings.warn(
             "several machines: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on each, or "
-            "processes that it starts again may look for those that died",
+            "restarted processes may try to connect to dead ones",
             stacklevel=2,
         )
     return store
 
 
 def launched() -> tuple[int, int, int]:
-    """Return rank, number of processes and local rank, from torchrun's variables.
+    """Return the rank, world size and local rank from torchrun's environment variables.
 
     Raises:
-        UsageError: One is missing, or cannot be.
+        UsageError: One is missing or invalid.
     """
     given, hint = {"LOCAL_RANK": "0", **os.environ}, "start with torchrun, or unset RANK"
     needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if missing := ", ".join(name for name in needed if name not in given):
-        raise UsageError(f"RANK is set and {missing} is not: {hint}")
+        raise UsageError(f"RANK is set but {missing} is not: {hint}")
     numbers = []
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         if not re.fullmatch("[0-9]{1,9}", given[name]):
@@ -63,12 +63,12 @@ def launched() -> tuple[int, int, int]:
     return rank, size, local
 
 
-PATIENCE = 15.0  # seconds without a word
+PATIENCE = 15.0  # seconds before the warning
 
 
 @contextlib.contextmanager
 def told_to_wait(message: str) -> Iterator[None]:
-    """Warn if the block takes long; it waits in C++, so signals end the process at once."""
+    """Warn if the block takes long; it waits in C++, so signals must end the process at once."""
     timer = threading.Timer(PATIENCE, warnings.warn, [message])
     timer.daemon = True
     with handling(signal.SIG_DFL):
@@ -84,7 +84,7 @@ def process_group() -> Iterator[DistributedWorld]:
     """Join the processes that torchrun started; without torchrun, yield a world of one.
 
     Raises:
-        UsageError: torchrun's variables are incomplete, or cannot be.
+        UsageError: torchrun's variables are incomplete or invalid.
     """
     if "RANK" not in os.environ:
         yield DistributedWorld()
@@ -94,14 +94,14 @@ def process_group() -> Iterator[DistributedWorld]:
         torch.cuda.set_device(local)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     timeout = timedelta(hours=2)  # the others may have to wait for a download
-    with told_to_wait(f"process {rank} waits at {place} until all {size} processes are there"):
+    with told_to_wait(f"process {rank} is waiting at {place} for all {size} processes to join"):
         store = rendezvous_store(timeout)
         backend = "nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield DistributedWorld(rank, size, local)
     finally:
-        # A reducer that outlives the group ends it while it holds Python's lock, for which a
+        # A reducer that outlives the group would destroy it while holding the GIL, for which a
         # thread of the group may be waiting.
         for replica in list(REPLICAS):
             del replica.reducer, replica.logger

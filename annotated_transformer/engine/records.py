@@ -1,4 +1,4 @@
-"""Where a result comes from: the record of a run, versions, commit, processor."""
+"""The record that makes a result traceable: the run, versions, commit and processor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from annotated_transformer.engine.state import TrainState
 from annotated_transformer.engine.system import System, architecture
 from annotated_transformer.model.transformer import count_parameters
 
-CHOSEN = "beam 5, alpha by validation, averaged"  # the search that an ablation chooses itself
+CHOSEN = "beam 5, alpha by validation, averaged"  # the search that an ablation selects itself
 
 
 def make_record(
@@ -32,7 +32,7 @@ def make_record(
     pairs: int,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Return a record of a run: how it was run, on how many pairs, its curve and scores."""
+    """Return the record of a run: command, options, environment, curve and scores."""
     return {
         "command": command,
         "commit": state.commit,
@@ -60,7 +60,7 @@ def make_record(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what takes part."""
+    """Return the versions of the packages involved."""
     return {
         "annotated_transformer": __version__,
         "python": platform.python_version(),
@@ -71,7 +71,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit of the package's sources, ``-dirty`` if changed since, or ``unknown``."""
+    """Return the commit of the package's source (``-dirty`` if modified), or ``unknown``."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run(
@@ -83,7 +83,7 @@ def commit() -> str:
 
 
 def processor() -> str:
-    """Return the name of the processor and how many cores this process may use."""
+    """Return the processor's name and the number of cores this process may use."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")

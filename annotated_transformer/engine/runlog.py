@@ -1,4 +1,4 @@
-"""What a run tells while it is under way: lines of its log, and a progress bar."""
+"""The output of a live run: its log lines and a progress bar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from annotated_transformer.training.loop import Progress
 
 
 def update_flops(config: Architecture, vocabulary: int, lengths: Sequence[Sequence[int]]) -> int:
-    """Return the operations of an update of pairs of some lengths; 0 where there is no count."""
+    """Return the FLOPs of an update, from the lengths of its pairs; 0 if they are unknown."""
     if not isinstance(config, ModelConfig):
         return 0
     sources, targets = zip(*lengths, strict=True)
@@ -31,7 +31,7 @@ def update_flops(config: Architecture, vocabulary: int, lengths: Sequence[Sequen
 
 
 def log_line(window: Window, peak: float | None) -> dict[str, float | None]:
-    """Return what the log says of some updates; ``peak`` is what all devices can do together."""
+    """Return the log entry for a window of updates; ``peak`` is the rate of all devices."""
     made, flops = Progress(window.nll, window.tokens, window.seconds), window.flops
     return {
         "loss": made.loss,
@@ -53,7 +53,7 @@ class RunLog:
         self.path, self.journal, self.bar = path, journal, bar
 
     def write(self, state: TrainState, **numbers: float | None) -> None:
-        """Add a line to the log."""
+        """Append a line to the log."""
         try:
             if self.journal is not None:
                 self.journal.write(state.updates, epoch=state.epoch + 1, **numbers)
@@ -61,7 +61,7 @@ class RunLog:
             raise not_written(error, self.path) from None
 
     def show(self, state: TrainState) -> None:
-        """Move the bar on by an update."""
+        """Advance the progress bar by one update."""
         valid = f"validation {state.curve[-1].valid_loss:.3f}, " if state.curve else ""
         loss, speed = state.recent.loss, state.recent.speed
         self.bar.set_postfix_str(
@@ -74,10 +74,10 @@ class RunLog:
 def open_log(
     folder: Path, options: Options, state: TrainState, *, main: bool, progress: bool
 ) -> Iterator[RunLog]:
-    """Open ``log.jsonl``, without what came after the state; silent but in the main process.
+    """Open ``log.jsonl``, cut back to the state; only the main process writes and shows a bar.
 
     Raises:
-        UsageError: TensorBoard is asked for, and not installed.
+        UsageError: TensorBoard was requested, but is not installed.
         FileError: The log cannot be read or written.
     """
     path, journal = folder / "log.jsonl", None
@@ -91,7 +91,7 @@ def open_log(
     except OSError as error:
         raise not_written(error, path) from None
     except ValueError as error:
-        raise CheckpointError(f"{error}; mend the line, or move the file") from None
+        raise CheckpointError(f"{error}; repair the line, or move the file") from None
     total, done = options.optim.updates, state.updates
     bar = tqdm(total=total, initial=done, unit="update", disable=not shown, file=sys.stderr)
     with bar, contextlib.nullcontext() if journal is None else journal:

@@ -1,4 +1,4 @@
-"""How far a run is: all that a checkpoint holds beside tensors, with types that are checked."""
+"""The state of a run: everything in a checkpoint except tensors, with checked types."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from annotated_transformer.training.loop import Progress
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the learning curve, made by a validation; losses in nats per target token."""
+    """A validation's point on the learning curve; losses in nats per target token."""
 
     update: int
-    epoch: int  # that it ends, or is in, from 1
-    seconds: float  # so far, validation included
-    train_loss: float  # mean since the point before, with dropout at work
+    epoch: int  # current epoch, from 1
+    seconds: float  # so far, including validation
+    train_loss: float  # mean since the previous point, with dropout active
     valid_loss: float
-    tokens_per_second: int  # target tokens, since the point before
+    tokens_per_second: int  # target tokens, since the previous point
 
 
 @dataclass
 class Window:
-    """Sums since the last line of the log; rate and norm are of the latest update."""
+    """Totals since the last log line; rate and norm are of the latest update."""
 
     nll: float = 0.0
     tokens: int = 0
@@ -43,18 +43,18 @@ class Window:
 
 @dataclass
 class TrainState:
-    """How far a run is."""
+    """The progress of a run."""
 
-    commit: str = "unknown"  # of the package, when it began
+    commit: str = "unknown"  # of the package, at the start of the run
     updates: int = 0
     learned: int = 0  # updates that changed the weights
-    skipped: int = 0  # the latest ones that did not, in a row, with nothing left to try
-    epoch: int = 0  # the pass over the data that it is in
+    skipped: int = 0  # consecutive failed updates, most recent, with no loss scale left to lower
+    epoch: int = 0  # current pass over the data, from 0
     epoch_start: int = 0  # updates before that pass
     seconds: float = 0.0  # of updates and validations
     update_seconds: float = 0.0
     tokens: int = 0  # target tokens
-    flops: int = 0  # operations; 0 where they cannot be counted
+    flops: int = 0  # operations; 0 if they cannot be counted
     best: float | None = None  # the lowest validation loss
     curve: list[Point] = field(default_factory=list)
     recent: Progress = field(default_factory=Progress)  # since the last validation
@@ -92,12 +92,12 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file to go on from holds beside weights, the optimizer's moments and random states."""
+    """The part of a checkpoint besides weights, optimizer moments and random states."""
 
     state: TrainState
     processes: int  # each with a random state
-    groups: list[dict[str, Any]]  # of the optimizer's parameters
-    schedule: dict[str, Any]  # of the learning rate
-    tokenizers: str  # fingerprint of those that the weights belong to
-    scale: dict[str, float] | None  # of the loss, in float16
-    products: tuple[str, str]  # the processor, and how it multiplied: there it goes on like this
+    groups: list[dict[str, Any]]  # the optimizer's parameter groups
+    schedule: dict[str, Any]  # state of the learning-rate schedule
+    tokenizers: str  # fingerprint of the tokenizers that the weights belong to
+    scale: dict[str, float] | None  # loss scale, in float16
+    products: tuple[str, str]  # processor, and its matmul precision, reused on the same processor

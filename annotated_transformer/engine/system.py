@@ -1,4 +1,4 @@
-"""A translation system: a model with its tokenizers, and lines through it."""
+"""A translation system, which is a model with its tokenizers, and the translation of lines."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ ATTENTION: Mapping[str, Literal["none", "additive", "dot"]] = {
 
 @dataclass
 class System:
-    """A model with its tokenizers: a whole translation system.
+    """A complete translation system: a model with its tokenizers.
 
     Attributes:
         model: Encoder and decoder.
-        config: Sizes of the model, of any architecture.
-        languages: Source and target language, as ``("de", "en")``.
-        tokenizers: Of source and target; one and the same where the vocabulary is shared.
-        training: How it was trained, as data: ``options`` and ``checksums``; may be empty.
+        config: The model's configuration, of any architecture.
+        languages: Source and target language, such as ``("de", "en")``.
+        tokenizers: For source and target; the same object if the vocabulary is shared.
+        training: How it was trained: ``options`` and ``checksums``; may be empty.
     """
 
     model: EncoderDecoder
@@ -57,35 +57,35 @@ class System:
 
     @property
     def shared(self) -> bool:
-        """Whether both languages have one vocabulary."""
+        """Whether both languages share one vocabulary."""
         return self.tokenizers[0] is self.tokenizers[1]
 
     @property
     def lowercase(self) -> bool:
-        """Whether it writes no capitals."""
+        """Whether its output is lower-case."""
         return isinstance(self.tokenizers[1], BPETokenizer) and self.tokenizers[1].lowercase
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the tokenizers; weights make sense only with those of their training."""
+        """SHA-256 of the tokenizers; weights work only with the tokenizers they were trained on."""
         text = "\n".join(tokenizer.to_json() for tokenizer in self.tokenizers)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def architecture(config: Architecture) -> str:
-    """Return the name under which files know a model of this kind."""
+    """Return the name of this kind of model in files."""
     return next(name for name, kind in ARCHITECTURES.items() if isinstance(config, kind))
 
 
 def model_config(options: Options, shared: bool) -> Architecture:
-    """Return the sizes of the model that the options ask for.
+    """Return the model configuration for the given options.
 
     Args:
-        options: What was chosen.
-        shared: Whether both languages have one vocabulary, and so one embedding.
+        options: The options of the run.
+        shared: Whether both languages share one vocabulary, and so one embedding.
 
     Raises:
-        UsageError: There is no such model.
+        UsageError: The sizes do not make a valid model.
     """
     model = options.model
     given = {
@@ -107,10 +107,10 @@ def model_config(options: Options, shared: bool) -> Architecture:
 
 
 def fresh_model(tokenizers: Tokenizers, config: Architecture, seed: int) -> EncoderDecoder:
-    """Build a model; a seed gives the same weights, and the same random numbers after them.
+    """Build a model; the seed fixes its weights and the random numbers after them.
 
     Raises:
-        UsageError: The sizes make no model.
+        UsageError: The sizes do not make a valid model.
     """
     torch.manual_seed(seed)
     try:
@@ -129,20 +129,20 @@ def translate_lines(
     name: str = "input",
     progress: bool = False,
 ) -> list[str]:
-    """Translate lines, one by one what each says; blank lines stay blank.
+    """Translate lines, each on its own; blank lines stay blank.
 
     Args:
         system: A trained system.
         lines: Sentences.
-        beam: Hypotheses of each sentence; 1 is greedy decoding.
-        alpha: Strength of the length penalty, where there is more than one.
-        max_tokens: Most source tokens of a batch, over all hypotheses.
-        name: What to call the input in an error.
+        beam: Beam size; 1 is greedy decoding.
+        alpha: Strength of the length penalty in beam search.
+        max_tokens: Maximum source tokens of a batch, over all hypotheses.
+        name: Name of the input in errors.
         progress: Show a progress bar.
 
     Raises:
         CorpusError: A line is longer than the model's limit.
-        ValueError: The beam or alpha is out of its range.
+        ValueError: The beam or alpha is out of range.
     """
     check_search(beam, alpha)
     limit = system.config.max_len - 1
@@ -157,7 +157,7 @@ def translate_lines(
     out = [""] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]
     order = token_batches(lengths, max(max_tokens // beam, limit + 1), shuffle=False)
-    closed = sys.stderr is None  # by who started us
+    closed = sys.stderr is None  # by the parent process
     bar = tqdm(total=len(full), unit="line", disable=not progress or closed, file=sys.stderr)
     with bar, keep_decoder_weights(system.model):
         for batch in order:
@@ -172,7 +172,7 @@ def translate_lines(
 def best_outputs(
     model: EncoderDecoder, sources: list[list[int]], limit: int, beam: int, alpha: float
 ) -> list[list[int]]:
-    """Return the best output of each source, of at most ``limit`` tokens."""
+    """Return the best output for each source, with at most ``limit`` tokens."""
     if beam == 1:
         return greedy_search(model, sources, limit)
     found = beam_search(model, sources, beam=beam, alpha=alpha, max_len=limit)

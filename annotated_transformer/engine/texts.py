@@ -1,4 +1,4 @@
-"""What a run learns from, as token numbers; and in which order it comes."""
+"""The training data of a run as token ids, and its order."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]
 
 
 def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tokenizers:
-    """Learn the tokenizers of source and target from a training text, or take what was learned.
+    """Learn source and target tokenizers from a training text, or return a prepared corpus's.
 
     Raises:
-        UsageError: The text has not as many sub-words, or too many characters.
+        UsageError: The text has too few sub-words or too many different characters.
     """
     if isinstance(text, Prepared):
         return text.tokenizer, text.tokenizer
@@ -48,14 +48,14 @@ def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tok
 
 
 def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> TokenPairs:
-    """Turn sentence pairs into token numbers.
+    """Encode sentence pairs as token ids.
 
     Raises:
-        CorpusError: A sentence is longer than ``max_len``, and is not to be skipped.
+        CorpusError: A sentence is longer than ``max_len`` and should not be skipped.
     """
     source = [tokenizers[0].encode(line) for line in text.source]
     target = [tokenizers[1].encode(line) for line in text.target]
-    limit = options.max_len - 1  # the end symbol needs a place
+    limit = options.max_len - 1  # one is for the end symbol
     keep = []
     for i, pair in enumerate(zip(source, target, strict=True)):
         if max(map(len, pair)) <= limit:
@@ -64,30 +64,30 @@ def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> 
             side = 0 if len(pair[0]) > limit else 1
             raise CorpusError(
                 f"{place(text, i, side)}: {len(pair[side])} tokens, more than the {limit} that "
-                "fit; raise --max-len, or leave such sentences out with --skip-long"
+                "fit; raise --max-len, or skip such sentences with --skip-long"
             )
     if not keep:
-        raise CorpusError(f"{text.name} {text.split}: no sentence is left; raise --max-len")
+        raise CorpusError(f"{text.name} {text.split}: all sentences are too long; raise --max-len")
     lines = line_numbers(text)
     source, target = ([side[i] for i in keep] for side in (source, target))
     return TokenPairs.from_lists(source, target, [lines[i] for i in keep])
 
 
 def line_numbers(text: ParallelText) -> list[int]:
-    """Return the line of each pair in its files, counting the blank ones that were dropped."""
+    """Return each pair's line number in its files, counting blank lines that were dropped."""
     blank = set(text.blank)
     return [n for n in range(1, len(text) + len(blank) + 1) if n not in blank]
 
 
 def place(text: ParallelText, index: int, side: int) -> str:
-    """Name the file and line of a sentence; of several files, the first."""
+    """Return the file and line of a sentence; the first file if there are several."""
     return f"{text.checksums[side][0]}{text.among(side)}, line {line_numbers(text)[index]}"
 
 
 def encoded(
     texts: Texts, tokenizers: Tokenizers, options: DataOptions
 ) -> tuple[TokenPairs, TokenPairs]:
-    """Return training and validation text as token numbers.
+    """Return training and validation text as token ids.
 
     Raises:
         CorpusError: A sentence is too long, or a shard is damaged.
@@ -99,18 +99,18 @@ def encoded(
 
 
 def longest(text: TokenPairs) -> int:
-    """Return the most tokens that a sentence has, special symbols included."""
+    """Return the tokens of the longest sentence, including special symbols."""
     return int(text.lengths().max())
 
 
 def lengths_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[list[int]]:
-    """Return source and target length of each pair of some batches, special symbols included."""
+    """Return the source and target length of each pair, including special symbols."""
     lengths = text.lengths()
     return [pair for group in groups for pair in lengths[group.long()].tolist()]
 
 
 def lines_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[int]:
-    """Return the lines, or else the numbers from 1, of the pairs of some batches."""
+    """Return the line numbers of the pairs, or their indices from 1 if these are unknown."""
     numbers = (int(i) for group in groups for i in group)
     return sorted(text.lines[i] if text.lines else i + 1 for i in numbers)
 
@@ -118,17 +118,17 @@ def lines_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[int]:
 def updates_to_come(
     text: TokenPairs, options: OptimOptions, done: int, begun: tuple[int, int] = (0, 0)
 ) -> Iterator[tuple[int, int, Sequence[Tensor]]]:
-    """Yield, for each update after ``done``, its epoch, how many it leaves, its micro-batches.
+    """Yield the updates after ``done``: epoch, updates left in it, and micro-batches.
 
     Args:
-        text: What to learn from.
-        options: Seed, size of the batches, number of updates.
-        done: How many updates were done.
-        begun: An epoch, and how many updates were done before it: what came before need not
-            be put in order again.
+        text: The training data.
+        options: Seed, batch size and number of updates.
+        done: Number of updates already done.
+        begun: An epoch, and the number of updates before it, so that earlier epochs need not
+            be shuffled again.
 
     Yields:
-        A micro-batch is given by the numbers of its pairs.
+        Each micro-batch is given by the indices of its pairs.
     """
     first, number = begun
     for epoch in itertools.count(first):

@@ -1,4 +1,4 @@
-"""A run: it begins, or goes on where it stopped, to the last update."""
+"""A training run, from its start or from where it stopped, to the last update."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from annotated_transformer.training.loop import NonFiniteError
 
 
 class Trainer:
-    """A run in a folder: begins, or goes on where it stopped.
+    """A run in a folder, which is started or resumed.
 
     Args:
         options: What to train.
         folder: Where checkpoints go.
-        texts: Training and validation text, or a prepared corpus that has both.
-        world: The processes that train together.
-        compiler: Backend of ``torch.compile``, where the options want it compiled.
+        texts: Training and validation text, or a prepared corpus with both.
+        world: The processes of distributed training.
+        compiler: Backend of ``torch.compile``, if the options ask for compilation.
 
     Attributes:
         system: The model with its tokenizers.
-        state: How far the run is.
-        stopped: The signal that ended it early, if one did.
+        state: The progress of the run.
+        stopped: The signal that ended the run early, if any.
 
     Raises:
-        UsageError: The options cannot work, or the folder holds a run with others.
+        UsageError: The options are invalid, or the folder has a run with different ones.
         FileError: A file is damaged or cannot be written, or a sentence is too long.
     """
 
@@ -93,10 +93,10 @@ class Trainer:
             self.state = found.state
 
     def train(self, *, progress: bool = True) -> bool:
-        """Train until the last update; return false if interrupted before, with all saved.
+        """Train to the last update; return false if interrupted earlier, after saving.
 
         Raises:
-            NonFiniteError: A loss or gradient is NaN or infinite, and is not to be skipped.
+            NonFiniteError: A loss or gradient is NaN or infinite and should not be skipped.
         """
         self.files.hold()
         options, main = self.options, self.world.main
@@ -114,7 +114,7 @@ class Trainer:
         return finished
 
     def _updates(self, log: RunLog, stop: list[int]) -> bool:
-        """Make the updates that are left, and what comes between them."""
+        """Make the remaining updates, with logging, validation and saving between them."""
         optim, run, state = self.options.optim, self.options.run, self.state
         clock, goal = SaveClock(run.save_every), state.updates + (run.steps or optim.updates)
         begun, gpu = (state.epoch, state.epoch_start), self.updater.precision.device.type != "cpu"
@@ -142,17 +142,17 @@ class Trainer:
                 self.stopped = (stop[0] if stop else signal.SIGTERM) if stops else None
                 return False
         if not state.learned:
-            words = f"none of {state.updates} updates could be made: the weights are the first ones"
+            words = f"all {state.updates} updates failed: the weights are still the initial ones"
             raise NonFiniteError(math.nan, math.nan, state.tokens, words)
         return True
 
     def save(self) -> None:
-        """Write all that is needed to go on; all processes take part."""
+        """Write everything needed to resume; all processes must call this."""
         checkpoint = self.updater.checkpoint(self.state)
         self.files.save(self.system, self.updater.optimizer, checkpoint)
 
     def validate(self, log: RunLog) -> None:
-        """Measure the validation loss, add it to curve and log, keep the best weights."""
+        """Measure and log the validation loss, and save the weights if they are the best."""
         found = self.validator.measure(self.updater.replica)
         if self.state.validated(found):
             data = {"valid_loss": found.loss, "update": self.state.updates}
@@ -161,19 +161,19 @@ class Trainer:
 
 
 def check_world(options: Options, world: DistributedWorld | None) -> None:
-    """Refuse shards of the weights where there is one process, or a compiled model."""
+    """Raise UsageError for sharding with a single process or a compiled model."""
     size = 1 if world is None else world.size
     if options.run.sharded and (size == 1 or options.run.compile):
-        raise UsageError("--sharded: needs several processes (start with torchrun), no --compile")
+        raise UsageError("--sharded: needs several processes (use torchrun) and no --compile")
 
 
 def choose_precision(options: Options, world: DistributedWorld) -> Precision:
-    """Return in which precision to compute, and where; raise UsageError where it cannot be."""
+    """Return the precision and device to compute in; raise UsageError if not available."""
     name, device = options.run.device, world.device
     if name not in ("auto", device.type):
         device = torch.device(find_device(name))
         if world.size > 1:
-            raise UsageError(f"--device {name}: not for several processes on {world.device.type}")
+            raise UsageError(f"--device {name}: several processes must run on {world.device.type}")
     try:
         return Precision(options.optim.precision, device)
     except ValueError as error:
@@ -183,15 +183,15 @@ def choose_precision(options: Options, world: DistributedWorld) -> Precision:
 def open_run(
     options: Options, texts: Texts, files: Checkpointer
 ) -> tuple[System, TokenPairs, TokenPairs]:
-    """Find the system of a run in its folder, or put a new one there.
+    """Load the system of a run from its folder, or create a new one there.
 
-    The main process comes first; the others find what it has left.
+    The main process goes first; the others load what it has written.
 
     Returns:
-        The system with the weights that the run begins with, training text, validation text.
+        The system with its initial weights, the training text and the validation text.
 
     Raises:
-        UsageError: The options cannot work, or the folder holds a run with others.
+        UsageError: The options are invalid, or the folder has a run with different ones.
         FileError: A file is damaged or cannot be written, or a sentence is too long.
     """
     folder, main = files.folder, files.world.main
@@ -204,17 +204,17 @@ def open_run(
     limits = {"max_tokens": options.optim.max_tokens, "max_len": options.data.max_len}
     for name, limit in limits.items():
         if most > limit:
-            raise UsageError(f"{flag(name)} {limit}: a sentence has {most}; raise the number")
+            raise UsageError(f"{flag(name)} {limit}: a sentence has {most} tokens; raise the limit")
     files.hold()
     if main:
-        if not begun and files.has_begun():  # while nobody held the folder
-            raise UsageError(f"{folder}: another process has begun a run there; try again")
+        if not begun and files.has_begun():  # while the folder was not locked
+            raise UsageError(f"{folder}: another process has started a run there; try again")
         save_description(system, folder)
     return system, train, valid
 
 
 def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
-    """Return a system with first weights: a new one, or that of the run in a folder."""
+    """Return a system with initial weights: a new one, or that of the run in ``folder``."""
     text = texts if isinstance(texts, Prepared) else texts[0]
     described = {"options": options.described(), "checksums": dict(text.checksums)}
     if folder is None:
@@ -231,23 +231,23 @@ def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: int) -> None:
-    """Raise UsageError if a folder's run was begun with other options or another text.
+    """Raise UsageError if a folder's run was started with other options or another text.
 
-    The number of updates may be any from those that were ``done``: no update depends on how
-    many follow.
+    The number of updates may change to any number from ``done`` up, because no update depends on
+    how many follow.
     """
-    # An older version knew fewer options: it did what is now their default.
+    # An older version had fewer options and behaved like their present defaults.
     old, new = {**Options().described(), **before.get("options", {})}, now["options"]
-    first = ("architecture", "corpus", "preset")  # they change the defaults of others
+    first = ("architecture", "corpus", "preset")  # these change the defaults of others
     for name in (*first, *sorted((old.keys() | new.keys()).difference(first))):
         if name == "updates" and new[name] >= done:
             continue
         if old.get(name) != new.get(name):
             was, now_is = ("unset" if o.get(name) is None else o[name] for o in (old, new))
             raise UsageError(
-                f"{folder}: its run has {flag(name)} {was}, not {now_is}; give the same options "
-                "to go on, or another folder with --out"
+                f"{folder}: its run was started with {flag(name)} {was}, not {now_is}; give the "
+                "same options to resume it, or choose another folder with --out"
             )
     if before.get("checksums") != now["checksums"]:
-        words = "give the same one to go on, or another folder with --out"
-        raise UsageError(f"{folder}: its run has another text; {words}")
+        words = "give the same text to resume it, or choose another folder with --out"
+        raise UsageError(f"{folder}: its run was started on another text; {words}")

@@ -1,4 +1,4 @@
-"""JSON into dataclasses: every value of its field's type, or an error that names the field."""
+"""Convert JSON to dataclasses, checking each value's type; errors name the field."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def typed(kind: Any, value: Any) -> Any:
-    """Return what JSON has for a value of type ``kind``.
+    """Convert a JSON value to type ``kind``.
 
-    Knows dataclasses, lists, tuples, dictionaries, unions, literals, ``Path``, ``str``, ``bool``,
-    ``int``, ``None``, and ``float``, which may be a whole number.
+    Supports dataclasses, lists, tuples, dictionaries, unions, literals, ``Path``, ``str``,
+    ``bool``, ``int``, ``None``, and ``float``, which may be given as an integer.
 
     Raises:
-        TypeError: The value is of another type.
+        TypeError: The value has another type.
     """
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any or (
@@ -56,7 +56,7 @@ def _name(kind: Any) -> str:
 
 
 def from_dict(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Make a dataclass from a dictionary that JSON has read.
+    """Make a dataclass from a parsed JSON object.
 
     Raises:
         TypeError: A field is missing, unknown or of another type; the message names it.
@@ -65,9 +65,9 @@ def from_dict(kind: type[T], data: Mapping[str, Any]) -> T:
     known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for name, value in data.items():
         if name not in known:
-            raise TypeError(f"{name!r} is unknown; known are {', '.join(known)}")
+            raise TypeError(f"{name!r} is unknown; choose among {', '.join(known)}")
         try:
             values[name] = typed(hints[name], value)
         except TypeError as error:
             raise TypeError(f"{name}: {error}") from None
-    return kind(**values)  # which says what is missing
+    return kind(**values)  # raises TypeError for missing fields

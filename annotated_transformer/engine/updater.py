@@ -1,4 +1,4 @@
-"""The updates of a run, one by one; those that cannot be made are kept, to be seen again."""
+"""The updates of a run; those that become NaN or infinite are saved, so they can be replayed."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from annotated_transformer.training.optimizer import make_adam, noam_schedule
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
-MOST_SKIPPED = 10  # updates in a row that could not be made: then it is the weights
+MOST_SKIPPED = 10  # consecutive failed updates, after which the weights must be at fault
 
 
 def prefetched(
     items: Iterable[Given], make: Callable[[Given], Made], ahead: bool
 ) -> Iterator[tuple[Given, Made]]:
-    """Yield items with what is made from them: when it is asked for, or one ahead by a thread."""
+    """Yield each item with ``make(item)``, computed on demand or one ahead in a thread."""
     if not ahead:
         yield from ((item, make(item)) for item in items)
         return
@@ -62,7 +62,7 @@ def prefetched(
 
 
 def all_peaks(precision: Precision, world: DistributedWorld) -> float | None:
-    """Return what all devices together can do, in operations a second, where that is known."""
+    """Return the peak operations per second of all devices, if known."""
     if precision.device.type != "cuda":
         return None
     one = peak_flops(torch.cuda.get_device_name(precision.device), precision.name)
@@ -70,32 +70,32 @@ def all_peaks(precision: Precision, world: DistributedWorld) -> float | None:
 
 
 def rate_factor(width: int, options: OptimOptions) -> float:
-    """Return what the learning rate is multiplied by so that it has the peak that is wanted."""
+    """Return the factor on the learning rate that gives it the peak in the options."""
     return 1.0 if options.peak is None else options.peak * (width * options.warmup) ** 0.5
 
 
 def take_products_of_main(world: DistributedWorld) -> None:
-    """Multiply as the main process does, which has measured what is fast."""
+    """Use the main process's matmul precision, which it has chosen by measuring."""
     levels = ("highest", "high", "medium")
     own = levels.index(torch.get_float32_matmul_precision())
     torch.set_float32_matmul_precision(levels[int(world.sum(own * world.main)[0])])
 
 
 class Updater:
-    """A model with all that changes its weights, on the device of the precision.
+    """A model with its optimizer and schedule, on the device of the precision.
 
     Args:
-        system: Its model learns.
-        pairs: What it learns from.
-        options: How it learns.
+        system: The system whose model is trained.
+        pairs: The training data.
+        options: The options of the run.
         world: The processes that share an update.
-        precision: In which products are computed, and where.
-        folder: Of the run; updates that fail are kept below it.
-        compiler: Backend of ``torch.compile``, where the options want it compiled.
+        precision: The precision and device to compute in.
+        folder: The run's folder; failed updates are saved in it.
+        compiler: Backend of ``torch.compile``, if the options ask for compilation.
 
     Attributes:
-        replica: The loss of the model, connected with those of other processes.
-        peak: What all devices together can do, in operations a second; None if unknown.
+        replica: The model's loss, replicated or sharded over the processes.
+        peak: Peak operations per second of all devices; None if unknown.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class Updater:
         self.precision, self.folder, self.factor = precision, folder, 1.0
         self.peak = all_peaks(precision, world)
         model, run, optim = system.model.to(precision.device), options.run, options.optim
-        if world.rank:  # each process drops out elements of its own
+        if world.rank:  # each process draws its own dropout masks
             torch.manual_seed(optim.seed + 1_000_003 * world.rank)
         loss = PreciseLoss(model, precision, compiler if run.compile else None)
         self.replica = shard(loss, loss.layers, world) if run.sharded else replicate(loss, world)
         self.optimizer = make_adam(model)
         factor = rate_factor(system.config.width, optim)
         self.schedule = noam_schedule(self.optimizer, system.config.width, factor, optim.warmup)
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a first one may be skipped
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # the first step may be skipped
         if precision.device.type == "cpu":
             take_products_of_main(world)
 
     def batches(self, groups: Sequence[Tensor]) -> list[Batch]:
-        """Make this process's part of an update, and send it to the device, without waiting."""
+        """Make this process's batches of an update, and copy them to the device asynchronously."""
         own = local_batches(groups, self.pairs.batch, self.world)
         return [batch.to(self.precision.device, non_blocking=True) for batch in own]
 
@@ -132,7 +132,7 @@ class Updater:
         """Make the next update from ``batches(groups)``, and count it.
 
         Raises:
-            NonFiniteError: Loss or gradient are NaN or infinite, and it is not to be skipped.
+            NonFiniteError: The loss or gradient is NaN or infinite and should not be skipped.
         """
         optim, scale, failed = self.options.optim, self.precision.scale, None
         rate, random = float(self.schedule.get_last_lr()[0]), torch.get_rng_state()
@@ -146,7 +146,7 @@ class Updater:
             if math.isfinite(made.grad_norm):
                 state.skipped = 0
             elif self.factor <= DynamicLossScale.least:
-                state.skipped += 1  # an overflow without any scale: the next one will not help
+                state.skipped += 1  # overflow at the smallest scale: lowering it will not help
                 if state.skipped == MOST_SKIPPED:
                     failed = NonFiniteError(made.loss, made.grad_norm, made.tokens)
         except NonFiniteError as error:
@@ -161,7 +161,7 @@ class Updater:
         state.add(made, flops, rate)
 
     def _failed(self, error: NonFiniteError, state: TrainState, groups: Sequence[Tensor]) -> None:
-        """Keep what is needed to see it again; raise the error, or say that it was skipped."""
+        """Save what is needed to replay the update; raise the error, or warn and skip it."""
         path = self.folder / "non_finite" / f"{state.updates + 1:08d}.safetensors"
         lines = lines_of(self.pairs, groups)
         tensors = run_tensors(self.system.model, self.optimizer, self.world)
@@ -169,14 +169,14 @@ class Updater:
             data = {"lines": lines, "tokens": error.tokens, "scale": self.factor}
             data["options"] = self.options.described()
             keep_update(path, tensors, map(self.pairs.batch, groups), data)
-        message = f"{place_of(state, lines)}: {error}; kept in {path}"
+        message = f"{place_of(state, lines)}: {error}; saved in {path}"
         if self.options.run.non_finite == "stop" or state.skipped >= MOST_SKIPPED:
             raise NonFiniteError(error.loss, error.grad_norm, error.tokens, message) from None
         if self.world.main:
-            warnings.warn(f"left out: {message}", stacklevel=3)
+            warnings.warn(f"skipped: {message}", stacklevel=3)
 
     def checkpoint(self, state: TrainState) -> Checkpoint:
-        """Return what a checkpoint holds beside tensors."""
+        """Return the part of a checkpoint besides tensors."""
         scale, schedule = self.precision.scale, self.schedule.state_dict()
         return Checkpoint(
             state,
@@ -189,17 +189,17 @@ class Updater:
         )
 
     def go_on(self, found: Checkpoint) -> None:
-        """Go on from a checkpoint, whose tensors were put back."""
+        """Resume from a checkpoint whose tensors have been restored."""
         self.schedule.load_state_dict({"lr_lambdas": [None], **found.schedule})
         if self.precision.scale is not None and found.scale is not None:
             self.precision.scale.load_state_dict(found.scale)
         machine, products = found.products
         if machine == processor() and self.precision.device.type == "cpu":
-            torch.set_float32_matmul_precision(products)  # elsewhere, it is measured again
+            torch.set_float32_matmul_precision(products)  # elsewhere it is measured again
 
 
 def place_of(state: TrainState, lines: Sequence[int]) -> str:
-    """Say which update is next, and from which lines of the text it is."""
+    """Describe the next update and the lines of the text that it uses."""
     some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
     return f"update {state.updates + 1}, epoch {state.epoch + 1}, lines {some}"
 
@@ -207,24 +207,23 @@ def place_of(state: TrainState, lines: Sequence[int]) -> str:
 def keep_update(
     path: Path, tensors: dict[str, Tensor], batches: Iterable[Batch], data: dict[str, Any]
 ) -> None:
-    """Write what :func:`replay` reads: weights and random state, the batches, and the rest."""
+    """Write the file that :func:`replay` reads: weights, random state, batches and ``data``."""
     for k, batch in enumerate(batches):
         tensors |= {f"batch.{k}.src": batch.src, f"batch.{k}.tgt": batch.target}
     save_tensors(path, tensors, data)
 
 
 def replay(path: Path) -> tuple[float, float]:
-    """Compute a kept update again, in this process; return its loss and its gradient norm.
+    """Recompute a saved update in this process; return its loss and gradient norm.
 
-    On a processor and for a run of one process, to the bit: the random state of a GPU is that
-    after the update. A precision that this machine does not have is replaced by float32, with a
-    warning.
+    The result is bit-exact for a single-process run on a CPU; a GPU's random state is that after
+    the update. A precision that this machine does not support becomes float32, with a warning.
 
     Args:
         path: A file in the folder ``non_finite`` of a run.
 
     Raises:
-        CheckpointError: It is damaged, or there is no run around it.
+        CheckpointError: It is damaged, or not in the folder of a run.
     """
     tensors, data = load_tensors(path)
     system = load_system(path.parent.parent, weights=None)

@@ -1,4 +1,4 @@
-"""The validation loss of a run: of the model that is trained, and of averaged weights."""
+"""The validation loss of a run, for the model in training and for averaged weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from annotated_transformer.training.loop import Progress, evaluate
 
 
 class Validator:
-    """Measures models on one text, in batches of ``max_tokens``, or of its longest sentence."""
+    """Measures models on one text, in batches of ``max_tokens`` or its longest sentence."""
 
     def __init__(
         self, text: TokenPairs, max_tokens: int, world: DistributedWorld, precision: Precision
@@ -31,24 +31,24 @@ class Validator:
         self.max_tokens = max(max_tokens, longest(text))
 
     def batch(self, numbers: Tensor) -> Batch:
-        """Make a batch of pairs, on the device."""
+        """Make a batch of pairs on the device."""
         return self.text.batch(numbers).to(self.precision.device)
 
     def order(self) -> list[Tensor]:
-        """Return the pairs of each batch."""
+        """Return the indices of the pairs of each batch."""
         return token_batches(self.text.lengths(), self.max_tokens, shuffle=False)
 
     def measure(self, replica: nn.Module) -> Progress:
-        """Return the loss of what is trained; all processes take part."""
+        """Return the loss of the model in training; all processes must call this."""
         batches = local_validation(self.order(), self.batch, self.world)
         result = evaluate(replica, batches, loss=replica_loss, world=self.world)
         reshard(replica)
         return result
 
     def average(self, folder: Path, last: int | None = None) -> float:
-        """Write the mean of a run's last snapshots, all unless given; return its loss (§6.1).
+        """Save the mean of a run's last snapshots (all by default); return its loss (§6.1).
 
-        The model of the run is not touched. One process can do it alone.
+        The model of the run does not change, and one process is enough.
         """
 
         def measure(model: EncoderDecoder) -> float:

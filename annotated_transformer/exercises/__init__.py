@@ -1,4 +1,4 @@
-"""Exercises that answer: ``check("attention", yours)`` shows examples and names the mistake."""
+"""Exercises with feedback: ``check("attention", yours)`` shows examples and names mistakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODULES: Final = {
     "updates": "learning_rate adam_step label_smoothing dropout average_checkpoints",
     "words": "bpe_merge bpe_best_pair bpe_encode ngram_precision bleu",
     "decoding": "greedy_decode length_penalty beam_step beam_search best_attended",
-    "background": "lstm_step gru_step additive_attention causal_convolution",
+    "background": "lstm_step gru_step additive_attention causal_convolution paired_interval",
 }
 NAMES: Final = {name: module for module, names in MODULES.items() for name in names.split()}
 GROUPS: Final = {  # several parts under one name, in this order
@@ -32,31 +32,31 @@ def find(name: str) -> Exercise:
     """Return an exercise by its name.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such exercise.
     """
     if name not in NAMES:
         known = ", ".join(sorted([*NAMES, *GROUPS]))
-        raise ValueError(f"there is no exercise {name!r}; there are {known}")
+        raise ValueError(f"there is no exercise {name!r}; choose among {known}")
     exercises: dict[str, Exercise] = importlib.import_module(f"{__name__}.{NAMES[name]}").EXERCISES
     return exercises[name]
 
 
 def check(name: str, *yours: Any) -> Result:
-    """Check a reader's answer: show three examples, try random cases, say what is wrong.
+    """Check a reader's answer: show three examples, try random cases, name the mistake.
 
-    A wrong answer raises nothing, so that a notebook goes on; see ``Result.passed``.
+    A wrong answer does not raise, so that the notebook continues; see ``Result.passed``.
 
     Args:
-        name: Of an exercise, such as ``"attention"``, or of a group of several.
+        name: Name of an exercise, such as ``"attention"``, or of a group.
         yours: The function, or the class of a layer; for a group, one for each part.
 
     Raises:
-        ValueError: There is no exercise of this name, or the number of parts is wrong.
+        ValueError: There is no such exercise, or the number of answers is wrong.
     """
     parts = GROUPS.get(name, (name,))
     exercises = [find(part) for part in parts]
     if len(parts) != len(yours):
-        raise ValueError(f"{name} takes {len(parts)}: {', '.join(parts)}; {len(yours)} were given")
+        raise ValueError(f"{name} needs {len(parts)}: {', '.join(parts)}; {len(yours)} were given")
     results = []
     for part, exercise, answer in zip(parts, exercises, yours, strict=True):
         result, trial = run(part, exercise, answer)

@@ -1,4 +1,4 @@
-"""Attention, its masks and its heads; restricted attention and what a layer costs."""
+"""Exercises on attention, masks and heads, restricted attention and the cost of a layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wrong_attention(
     fill: float = -math.inf,
     empty: bool = True,
 ) -> Tensor:
-    """Attend with one of the known mistakes."""
+    """Compute attention with one of the known mistakes."""
     scores = query @ key.mT / scale(query, value)
     if mask is None:
         return scores.softmax(axis) @ value
@@ -44,7 +44,7 @@ def wrong_attention(
 
 
 def no_softmax(query: Tensor, key: Tensor, value: Tensor, mask: Mask = None) -> Tensor:
-    """Weigh by the scores themselves: wrong."""
+    """Use the scores themselves as weights, which is wrong."""
     scores = query @ key.mT / math.sqrt(query.size(-1))
     return (scores if mask is None else scores.masked_fill(mask == 0, 0.0)) @ value
 
@@ -54,7 +54,7 @@ def _attention_case(draw: Draw) -> Case:
     lead = [draw.integer(1, 2) for _ in range(draw.integer(0, 2))]
     q, k, v = draw.normal(*lead, n, d_k), draw.normal(*lead, m, d_k), draw.normal(*lead, m, 3)
     mask = draw.mask(*lead, n, m)
-    mask[..., 0, :] = draw.integer(0, 2) > 0  # sometimes a query that may attend to nothing
+    mask[..., 0, :] = draw.integer(0, 2) > 0  # sometimes a fully masked query
     return q, k, v, mask if draw.integer(0, 2) else None
 
 
@@ -82,16 +82,16 @@ ATTENTION: Final = Exercise(
         "softmax along the wrong axis: each query spreads its weight over the keys":
             partial(wrong_attention, axis=-2),
         "mask inverted: true means that a query may attend": partial(wrong_attention, invert=True),
-        "mask inverted, and NaN where a query may attend to nothing":
+        "mask inverted, and NaN for a fully masked query":
             partial(wrong_attention, invert=True, empty=False),
         "mask ignored": lambda q, k, v, mask=None: attention(q, k, v)[0],
-        "mask after the softmax: the weights no longer add up to one":
+        "mask applied after the softmax: the weights no longer add up to one":
             partial(wrong_attention, late=True),
-        "scores set to 0 where they are hidden, not to −∞":
+        "masked scores set to 0, not to −∞":
             partial(wrong_attention, fill=0.0, empty=False),
-        "a query that may attend to nothing gives NaN; zeros are wanted":
+        "a fully masked query gives NaN; it should give zeros":
             partial(wrong_attention, empty=False),
-        "a query that may attend to nothing gets the mean of all values; zeros are wanted":
+        "a fully masked query gives the mean of all values; it should give zeros":
             partial(wrong_attention, empty=False, fill=-1e9),
         "softmax missing": no_softmax,
     },
@@ -100,7 +100,7 @@ ATTENTION: Final = Exercise(
 
 
 def window_mask(n: int, r: int, *, edge: int = 0, causal: bool = True) -> Tensor:
-    """Let each position see the last ``r``, itself included: ``(1, n, n)``."""
+    """Let each position attend to the last ``r``, including itself: ``(1, n, n)``."""
     behind = torch.arange(n).unsqueeze(1) - torch.arange(n)
     near = behind < r + edge
     return (near & (behind >= 0) if causal else near & (behind > -r - edge)).unsqueeze(0)
@@ -111,13 +111,13 @@ WINDOW_MASK: Final = Exercise(
     [(5, 2), (6, 3), (4, 1)],
     lambda draw: ((n := draw.integer(1, 9)), draw.integer(1, n)),
     {
-        "off by one: a position counts itself among its r": partial(window_mask, edge=1),
+        "off by one: the r positions include the position itself": partial(window_mask, edge=1),
         "off by one: too narrow": partial(window_mask, edge=-1),
         "not causal: later positions are visible": partial(window_mask, causal=False),
         "mask inverted: true means that a query may attend": lambda n, r: ~window_mask(n, r),
-        "rows and columns exchanged: a row is a query": lambda n, r: window_mask(n, r).mT,
+        "rows and columns swapped: a row is a query": lambda n, r: window_mask(n, r).mT,
         "leading axis missing: (1, n, n)": lambda n, r: window_mask(n, r)[0],
-        "the window missing: all earlier positions are visible": lambda n, r: window_mask(n, n),
+        "window missing: all earlier positions are visible": lambda n, r: window_mask(n, n),
     },
 )
 
@@ -160,8 +160,8 @@ PADDING_MASK: Final = Exercise(
         ],
         "axis for the queries missing: (batch, 1, length)": lambda x, pad: x != pad,
         "axis in the wrong place: keys are the last axis": lambda x, pad: (x != pad)[:, :, None],
-        "pad ignored: padding is not always number 0": lambda x, pad: (x != 0)[:, None],
-        "larger than pad: other tokens may have smaller numbers": lambda x, pad: (x > pad)[:, None],
+        "pad ignored: padding does not always have id 0": lambda x, pad: (x != 0)[:, None],
+        "larger than pad: other tokens may have smaller ids": lambda x, pad: (x > pad)[:, None],
     },
 )
 
@@ -186,11 +186,11 @@ SPLIT_HEADS: Final = Exercise(
      (torch.arange(4.0).double().view(1, 1, 4), 1)],
     _heads_case,
     {
-        "positions mixed with heads: cut the last axis first, then exchange axes": _viewed,
+        "positions mixed with heads: split the last axis first, then transpose": _viewed,
         "transpose missing: (batch, h, length, d)": lambda x, h: x.unflatten(-1, (h, -1)),
-        "heads interleaved: a head has neighbouring features": _interleaved,
-        "batch and heads exchanged": lambda x, h: split_heads(x, h).transpose(0, 1),
-        "positions and features exchanged": lambda x, h: split_heads(x, h).mT,
+        "heads interleaved: a head consists of adjacent features": _interleaved,
+        "batch and heads swapped": lambda x, h: split_heads(x, h).transpose(0, 1),
+        "positions and features swapped": lambda x, h: split_heads(x, h).mT,
     },
 )  # fmt: skip
 
@@ -217,7 +217,7 @@ JOIN_HEADS: Final = Exercise(
         "heads interleaved: the features of a head stay together":
             lambda x: x.permute(0, 2, 3, 1).flatten(2),
         "heads added, not concatenated": lambda x: x.sum(1),
-        "heads concatenated one below the other": lambda x: x.flatten(1, 2),
+        "heads concatenated along the length": lambda x: x.flatten(1, 2),
         "heads in reverse order": lambda x: join_heads(x.flip(1)),
     },
 )  # fmt: skip
@@ -228,7 +228,7 @@ def multi_head(
     h: int, mask: Mask = None, *,
     split: Any = split_heads, join: Any = join_heads, scale: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Attend by ``h`` heads with given projections; the options make the known mistakes."""
+    """Attend with ``h`` heads and given projections; the options make the known mistakes."""
     q, k, v = (split(x @ w, h) for x, w in ((query, w_q), (key, w_k), (value, w_v)))
     q = q if scale is None else q * scale(query, h)
     heads = attention(q, k, v, None if mask is None else mask.unsqueeze(1))[0]
@@ -264,13 +264,13 @@ MULTI_HEAD: Final = Exercise(
             partial(multi_head, scale=lambda q, h: (q.size(-1) / h) ** 0.5),
         "one wide head: the projections are not split":
             lambda *a: multi_head(*[*a[:7], 1, *a[8:]]),
-        "heads cut wrongly: positions are mixed with heads": partial(multi_head, split=_viewed),
+        "heads split wrongly: positions are mixed with heads": partial(multi_head, split=_viewed),
         "heads interleaved": partial(multi_head, split=_interleaved),
         "heads joined wrongly: the transpose before the concatenation is missing":
             partial(multi_head, join=lambda x: x.reshape(len(x), x.size(2), -1)),
         "W^O missing": _no_output,
         "mask ignored": lambda *a: multi_head(*a[:8]),
-        "keys and values exchanged":
+        "keys and values swapped":
             lambda q, k, v, a, b, c, *r: multi_head(q, v, k, a, b, c, *r),
         "matrices transposed: x @ W": lambda *a: multi_head(*a[:3], *(w.T for w in a[3:7]), *a[7:]),
     },
@@ -310,9 +310,9 @@ OPERATIONS: Final = Exercise(
         "one of the two products QKᵀ and weights times V is missing":
             partial(layer_products, own=1),
         "the products QKᵀ and weights times V are missing": partial(layer_products, own=0),
-        "additions counted as well: multiplications alone are wanted":
+        "additions counted as well: count only multiplications":
             partial(layer_products, each=2),
-        "n and d exchanged": lambda n, d: layer_products(d, n),
+        "n and d swapped": lambda n, d: layer_products(d, n),
     },
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What came before: recurrent cells, additive attention, causal convolution."""
+"""Exercises on the background: recurrence, additive attention, convolution, paired intervals."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ LSTM_STEP: Final = Exercise(
     [_lstm_case(Draw(seed)) for seed in range(3)],
     _lstm_case,
     {
-        "input and forget gate exchanged: the order is i, f, g, o":
+        "input and forget gate swapped: the order is i, f, g, o":
             partial(lstm_step, order="figo"),
-        "candidate and output gate exchanged: the order is i, f, g, o":
+        "candidate and output gate swapped: the order is i, f, g, o":
             partial(lstm_step, order="ifog"),
         "sigmoid of the candidate: it takes tanh": partial(lstm_step, candidate=torch.sigmoid),
         "tanh of the new cell missing": partial(lstm_step, out=lambda c: c),
         "forget gate missing": partial(lstm_step, forget=False),
-        "the output reads the old cell, not the new one": _old_output,
+        "the output uses the old cell, not the new one": _old_output,
         "h and c returned in the wrong order": lambda *a: lstm_step(*a)[::-1],
         "bias missing": lambda x, h, c, w, u, b: lstm_step(x, h, c, w, u, 0 * b),
     },
@@ -80,9 +80,9 @@ GRU_STEP: Final = Exercise(
     [_gru_case(Draw(seed)) for seed in range(3)],
     _gru_case,
     {
-        "update gate the wrong way round: z keeps the old state": partial(gru, turned=True),
+        "update gate inverted: z keeps the old state": partial(gru, turned=True),
         "reset gate missing": partial(gru, reset=False),
-        "reset and update gate exchanged: the order is r, z, n": partial(gru, order="zrn"),
+        "reset and update gate swapped: the order is r, z, n": partial(gru, order="zrn"),
         "tanh of the candidate missing": partial(gru, candidate=lambda x: x),
         "sigmoid of the candidate: it takes tanh": partial(gru, candidate=torch.sigmoid),
         "the old state is not kept": lambda a, b, h: gru(a, b, 0 * h),
@@ -94,7 +94,7 @@ def additive_attention(
     query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w: Tensor, *,
     act: Map = torch.tanh, axis: int = -1, scale: bool = False, softmax: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Attend by ``w · tanh(q W_q + k W_k)``; the options make the known mistakes."""
+    """Attend with ``w · tanh(q W_q + k W_k)``; the options make the known mistakes."""
     hidden = act((query @ w_q).unsqueeze(-2) + (key @ w_k).unsqueeze(-3))  # (..., n, m, hidden)
     scores = (hidden @ w).squeeze(-1) / (w.numel() ** 0.5 if scale else 1)
     return (scores.softmax(axis) if softmax else scores) @ value
@@ -112,13 +112,13 @@ ADDITIVE: Final = Exercise(
     _additive_case,
     {
         "tanh missing": partial(additive_attention, act=lambda x: x),
-        "sigmoid in place of tanh": partial(additive_attention, act=torch.sigmoid),
+        "sigmoid instead of tanh": partial(additive_attention, act=torch.sigmoid),
         "softmax along the wrong axis: each query spreads its weight over the keys":
             partial(additive_attention, axis=-2),
         "softmax missing": partial(additive_attention, softmax=False),
         "divided by the root of the width: additive scores have no such factor":
             partial(additive_attention, scale=True),
-        "the two matrices exchanged":
+        "the two matrices swapped":
             lambda q, k, v, a, b, w: additive_attention(q, k, v, b, a, w),
     },
     first=True,
@@ -129,7 +129,7 @@ def causal_convolution(
     x: Tensor, weight: Tensor, bias: Tensor, *,
     ahead: int = 0, flip: bool = False, add: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Convolve ``x (batch, n, d)`` with ``weight (k, d, d_out)``; the last one meets position t."""
+    """Convolve ``x (batch, n, d)`` with ``weight (k, d, d_out)``, whose last matrix is for t."""
     k, n = len(weight), x.size(1)
     before, after = x.new_zeros(len(x), k, x.size(2)), x.new_zeros(len(x), k, x.size(2))
     padded = torch.cat([before, x, after], dim=1)
@@ -168,10 +168,54 @@ CONVOLUTION: Final = Exercise(
         "off by one: the window ends with the position itself":
             partial(causal_convolution, ahead=-1),
         "off by one: the window sees the next position": partial(causal_convolution, ahead=1),
-        "kernel reversed: its last matrix meets the position itself":
+        "kernel reversed: its last matrix is for the position itself":
             partial(causal_convolution, flip=True),
         "bias missing": partial(causal_convolution, add=False),
         "padding missing: the output is shorter than the input": _no_padding,
+    },
+)  # fmt: skip
+
+
+def paired_interval(
+    ours: Tensor, theirs: Tensor, t: float, *,
+    log: Map = torch.log2, turned: bool = False, less: int = 1, root: bool = True,
+) -> Tensor:  # fmt: skip
+    """Return the interval of the mean of ``log2(theirs / ours)``, seed by seed."""
+    d = log(ours / theirs if turned else theirs / ours)
+    reach = t * d.std(correction=less) / (len(d) ** 0.5 if root else 1.0)
+    return torch.stack([d.mean() - reach, d.mean() + reach])
+
+
+def _prices_case(draw: Draw) -> Case:
+    n = draw.integer(3, 6)
+    common = draw.normal(n)  # what a seed does to both models
+    return (common + draw.normal(n)).exp(), (common + draw.normal(n)).exp(), 4.3
+
+
+def _not_paired(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
+    a, b = ours.log2(), theirs.log2()
+    mean, reach = b.mean() - a.mean(), t * ((a.var() + b.var()) / len(a)).sqrt()
+    return torch.stack([mean - reach, mean + reach])
+
+
+def _of_ratios(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
+    return paired_interval(ours, theirs, t, log=lambda x: x)
+
+
+PAIRED: Final = Exercise(
+    paired_interval,
+    [_prices_case(Draw(seed)) for seed in range(3)],
+    _prices_case,
+    {
+        "ratio the wrong way round: theirs is divided by ours":
+            partial(paired_interval, turned=True),
+        "natural logarithm: powers of two are asked for": partial(paired_interval, log=torch.log),
+        "logarithm missing": _of_ratios,
+        "standard deviation divided by n: the mean was estimated, so it is n - 1":
+            partial(paired_interval, less=0),
+        "not divided by the root of n: that is the spread of single runs":
+            partial(paired_interval, root=False),
+        "not paired: the differences come first, then their spread": _not_paired,
     },
 )  # fmt: skip
 
@@ -181,4 +225,5 @@ EXERCISES: Final = {
     "gru_step": GRU_STEP,
     "additive_attention": ADDITIVE,
     "causal_convolution": CONVOLUTION,
+    "paired_interval": PAIRED,
 }

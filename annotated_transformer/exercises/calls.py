@@ -1,4 +1,4 @@
-"""One call of a reader's function: what it returned, or what went wrong."""
+"""One call of a reader's function: its result, or what went wrong."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "pur
 
 
 class OutOfTimeError(BaseException):
-    """The time of a check is over; an ``except Exception`` of the reader's does not catch it."""
+    """A check has timed out; a BaseException, so that readers' code does not catch it."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``OutOfTimeError`` after so many seconds of the processor, where signals allow it."""
+    """Raise ``OutOfTimeError`` after so many seconds of CPU time, if signals are available."""
     main = threading.current_thread() is threading.main_thread()
     if not main or not hasattr(signal, "setitimer") or signal.getitimer(signal.ITIMER_PROF)[0]:
         yield
@@ -57,7 +57,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators, and put them back as they were."""
+    """Seed the global generators, and restore their states afterwards."""
     state = random.getstate()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
@@ -70,11 +70,11 @@ def seeded(seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call gave.
+    """The outcome of one call.
 
     Attributes:
         value: The result, unless the call failed.
-        grads: Gradients of a sum with uneven weights, for each input that has one.
+        grads: Gradients of a weighted sum of the result, for each floating-point input.
         error: What went wrong.
         raised: The exception, if there was one.
     """
@@ -86,7 +86,7 @@ class Outcome:
 
 
 def _inputs(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of floating point numbers in a case."""
+    """Yield the floating-point tensors in a case."""
     if isinstance(value, Tensor) and value.is_floating_point():
         yield value
     elif isinstance(value, dict):
@@ -107,13 +107,13 @@ def where_raised(error: BaseException) -> str:
 
 
 def describe(error: Exception) -> Difference:
-    """Say what an exception means."""
+    """Describe an exception to the reader."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{where_raised(error)}"
     return Difference("error", text)
 
 
 def _grads(value: Any, inputs: list[Tensor]) -> tuple[Tensor, ...] | None:
-    """Return gradients, or None if the result depends on no input by a derivative."""
+    """Return gradients, or None if the result is not differentiable in any input."""
     outs = [one for one in _inputs(value) if one.requires_grad]
     if not outs or not inputs:
         return None
@@ -127,7 +127,7 @@ def _grads(value: Any, inputs: list[Tensor]) -> tuple[Tensor, ...] | None:
 
 
 def call(answer: Answer, case: Case, exercise: Exercise, *, seed: int = 0) -> Outcome:
-    """Call a function on a copy of a case, without gradients and with them."""
+    """Call a function on copies of a case, without and with gradients."""
     given = copy.deepcopy(case)
     try:
         with seeded(seed):
@@ -158,11 +158,11 @@ def _first(value: Any) -> Any:
 
 
 def difference(wanted: Outcome, yours: Outcome, exercise: Exercise) -> Difference | None:
-    """Return how the outcome of a call differs from what is wanted."""
+    """Return how the outcome of a call differs from the expected one."""
     if yours.error or wanted.error:
         both = wanted.error and yours.error and wanted.error.kind == yours.error.kind
         same = both and type(wanted.raised) is type(yours.raised)
-        return None if same else yours.error or Difference("error", "an error is wanted")
+        return None if same else yours.error or Difference("error", "an error was expected")
     values = wanted.value, yours.value
     if exercise.first:
         values = _first(values[0]), _first(values[1])

@@ -1,4 +1,4 @@
-"""How an exercise is declared, and how two answers are compared."""
+"""The declaration of an exercise, and the comparison of two answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Case: TypeAlias = tuple[Any, ...]  # the arguments of one call
 
 
 class Draw:
-    """Where random cases come from: the same seed, the same case."""
+    """A source of random cases; the same seed gives the same case."""
 
     def __init__(self, seed: int) -> None:
         self.rng = torch.Generator().manual_seed(seed)
@@ -31,27 +31,27 @@ class Draw:
         return self.random.randint(low, high)
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """Draw a tensor of integers, likewise."""
+        """Draw a tensor of integers from ``low`` to ``high``, both included."""
         return torch.randint(low, high + 1, shape, generator=self.rng)
 
     def mask(self, *shape: int, share: float = 0.6) -> Tensor:
-        """Draw a boolean mask, of which about this share is true."""
+        """Draw a boolean mask, true with probability ``share``."""
         return torch.rand(*shape, generator=self.rng) < share
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One function to write.
+    """One function for the reader to write.
 
     Attributes:
-        reference: What is right.
-        examples: Three small cases, shown with what is wanted.
+        reference: The correct function.
+        examples: Three small cases, shown with the expected results.
         draw: Makes a random case.
         mistakes: Wrong variants, by the message that names them.
         adapt: Turns a reader's answer into a function with the reference's arguments.
-        first: Of a tuple that the reader returns, compare the first part alone.
-        tolerance: Largest error, relative to values of size one.
-        any_float: Accept float32 where float64 is wanted.
+        first: If the reader returns a tuple, compare only its first part.
+        tolerance: Largest error, relative and absolute.
+        any_float: Accept float32 where float64 is expected.
     """
 
     reference: Answer
@@ -66,7 +66,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Difference:
-    """How an answer differs from what is wanted."""
+    """How an answer differs from the expected one."""
 
     kind: str  # none, type, shape, dtype, nan, value, grad, inputs, error
     text: str
@@ -82,19 +82,19 @@ def _shape(tensor: Tensor) -> str:
 def _compare_types(wanted: Tensor, yours: Tensor, any_float: bool) -> Difference | None:
     """Compare the shapes and types of two tensors."""
     if wanted.shape != yours.shape:
-        text = f"the shape is {_shape(yours)}, but {_shape(wanted)} is wanted"
+        text = f"the shape is {_shape(yours)}, but should be {_shape(wanted)}"
         return Difference("shape", text)
     name, other = (str(t.dtype).removeprefix("torch.") for t in (wanted, yours))
     floats = wanted.is_floating_point(), yours.is_floating_point()
     whole = not any(floats) and torch.bool not in (wanted.dtype, yours.dtype)
     if wanted.dtype != yours.dtype and not whole and not (any_float and all(floats)):
-        hint = "; keep the type of the inputs" if all(floats) else ""
-        return Difference("dtype", f"the dtype is {other}, but {name} is wanted{hint}")
+        hint = "; keep the dtype of the inputs" if all(floats) else ""
+        return Difference("dtype", f"the dtype is {other}, but should be {name}{hint}")
     return None
 
 
 def compare_tensors(wanted: Tensor, yours: Tensor, exercise: Exercise) -> Difference | None:
-    """Return how a tensor differs from what is wanted, None if it does not."""
+    """Return how a tensor differs from the expected one, None if it does not."""
     if found := _compare_types(wanted, yours, exercise.any_float):
         return found
     a, b = wanted.detach().double(), yours.detach().double()
@@ -104,40 +104,40 @@ def compare_tensors(wanted: Tensor, yours: Tensor, exercise: Exercise) -> Differ
     if bool(same.all()):
         return None
     place = tuple(int(i) for i in (~same).nonzero()[0])
-    wrong, value = int((~same).sum()), f"{b[place].item():.4g}, but {a[place].item():.4g} is wanted"
+    wrong, value = int((~same).sum()), f"{b[place].item():.4g}, but should be {a[place].item():.4g}"
     where = f"at {place}: " if place else ""
     return Difference("value", f"{wrong} of {a.numel()} values are wrong; {where}{value}")
 
 
 def compare(wanted: Any, yours: Any, exercise: Exercise) -> Difference | None:
-    """Return how an answer differs from what is wanted, None if it does not."""
+    """Return how an answer differs from the expected one, None if it does not."""
     if yours is None and wanted is not None:
         return Difference("none", "the result is None: is a return missing?")
     if isinstance(wanted, Tensor):
         if not isinstance(yours, Tensor):
-            text = f"the result is of type {type(yours).__name__}, but a tensor is wanted"
+            text = f"the result is of type {type(yours).__name__}, but should be a tensor"
             return Difference("type", text)
         return compare_tensors(wanted, yours, exercise)
     if isinstance(yours, Tensor) and yours.dim() == 0:
         yours = yours.item()
     if isinstance(wanted, NUMBERS) and isinstance(yours, NUMBERS):
         close = math.isclose(wanted, yours, rel_tol=exercise.tolerance, abs_tol=1e-12)
-        text = f"the result is {yours:.6g}, but {wanted:.6g} is wanted"
+        text = f"the result is {yours:.6g}, but should be {wanted:.6g}"
         return None if close else Difference("value", text)
     if isinstance(wanted, Mapping) and isinstance(yours, Mapping):
         if wanted.keys() != yours.keys():
-            text = f"the keys are {list(yours)}, but {list(wanted)} are wanted"
+            text = f"the keys are {list(yours)}, but should be {list(wanted)}"
             return Difference("value", text)
         return _compare_parts(wanted.items(), yours, exercise)
     if isinstance(wanted, list | tuple) and isinstance(yours, list | tuple):
         if len(wanted) != len(yours):
-            text = f"the result has {len(yours)} parts, but {len(wanted)} are wanted"
+            text = f"the result has {len(yours)} parts, but should have {len(wanted)}"
             return Difference("shape", f"{text}: {brief(yours)}, not {brief(wanted)}")
         return _compare_parts(enumerate(wanted), yours, exercise)
     if type(wanted) is not type(yours):
         names = type(yours).__name__, type(wanted).__name__
-        return Difference("type", f"the result is of type {names[0]}, but {names[1]} is wanted")
-    text = f"the result is {yours!r}, but {wanted!r} is wanted"
+        return Difference("type", f"the result is of type {names[0]}, but should be {names[1]}")
+    text = f"the result is {yours!r}, but should be {wanted!r}"
     return None if wanted == yours else Difference("value", text)
 
 
@@ -170,7 +170,7 @@ def brief(value: Any, most: int = 60) -> str:
 
 
 def size(value: Any) -> int:
-    """Return how large a case is, to find the smallest one that fails."""
+    """Return the size of a case, to find the smallest one that fails."""
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Greedy decoding and beam search by a given model; where attention heads look."""
+"""Exercises on greedy decoding and beam search with a given model, and on attention maps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END: Final = 2
 
 
 def make_step(table: Tensor) -> Step:
-    """Return a model: log-probabilities that depend on all tokens so far."""
+    """Return a toy model, whose log-probabilities depend on all tokens so far."""
 
     def step(tokens: list[int]) -> Tensor:
         mixed = sum(table[(token + 3 * i) % len(table)] for i, token in enumerate(tokens))
@@ -33,7 +33,7 @@ def greedy(
     step: Step, start: int, end: int, max_len: int, *,
     worst: bool = False, stop: bool = True, whole: bool = True, drop: int = 0, late: int = 0,
 ) -> list[int]:  # fmt: skip
-    """Decode by the most probable token; ``max_len`` tokens at most, with start and end."""
+    """Decode greedily, at most ``max_len`` tokens including start and end."""
     tokens = [start]
     while len(tokens) < max_len + late and not (stop and tokens[-1] == end and len(tokens) > 1):
         scores = step(tokens if whole else tokens[-1:])
@@ -70,7 +70,7 @@ GREEDY: Final = Exercise(
 
 
 def plain_power(length: int, alpha: float) -> float:
-    """Return the length to a power: not the paper's penalty."""
+    """Return the length to the power of α, which is not the paper's penalty."""
     return math.pow(length, alpha)
 
 
@@ -80,12 +80,12 @@ LENGTH_PENALTY: Final = Exercise(
     lambda draw: (draw.integer(1, 60), 0.1 * draw.integer(0, 15)),
     {
         "the length itself to the power of α, not (5 + length) / 6": plain_power,
-        "sign of α": lambda n, alpha: length_penalty(n, -alpha),
+        "α has the wrong sign": lambda n, alpha: length_penalty(n, -alpha),
         "off by one: (5 + length) / 6 is 1 for a length of 1":
             lambda n, alpha: length_penalty(n + 1, alpha),
         "brackets: 5 + length / 6": lambda n, alpha: (5 + n / 6) ** alpha,
         "the denominator is not raised to α": lambda n, alpha: (5 + n) ** alpha / 6,
-        "α multiplies, it is no exponent": lambda n, alpha: (5 + n) / 6 * alpha,
+        "multiplied by α: α is the exponent": lambda n, alpha: (5 + n) / 6 * alpha,
         "divided by 5, not by 6": lambda n, alpha: ((5 + n) / 5) ** alpha,
     },
 )  # fmt: skip
@@ -95,15 +95,15 @@ Choice = tuple[Tensor, Tensor, Tensor]
 
 
 def beam_step(scores: Tensor, log_probs: Tensor, beam: int) -> Choice:
-    """Choose the best continuations of all hypotheses together.
+    """Choose the best continuations over all hypotheses.
 
     Args:
         scores: Log-probability of each hypothesis, ``(hypotheses,)``.
-        log_probs: Of each next token, ``(hypotheses, vocab)``.
-        beam: How many are kept.
+        log_probs: Log-probability of each next token, ``(hypotheses, vocab)``.
+        beam: Number of hypotheses to keep.
 
     Returns:
-        The new scores, the hypothesis that each one continues, and its token, best first.
+        The new scores, the index of the parent hypothesis, and the token, best first.
     """
     best, index = (scores.unsqueeze(1) + log_probs).flatten().topk(beam)
     return best, index // log_probs.size(1), index % log_probs.size(1)
@@ -139,13 +139,13 @@ BEAM_STEP: Final = Exercise(
     [_beam_case(Draw(seed)) for seed in range(3)],
     _beam_case,
     {
-        "the best token of each hypothesis: the best continuations of all together are wanted":
+        "the best token of each hypothesis: take the best continuations over all hypotheses":
             _each,
         "the scores so far are not added": lambda s, p, beam: beam_step(0 * s, p, beam),
         "probabilities added, not their logarithms": _added_probabilities,
         "the worst continuations": lambda s, p, beam: beam_step(-s, -p, beam),
-        "hypotheses and tokens exchanged": _exchanged,
-        "number of the hypothesis: divide by the size of the vocabulary": _by_hypotheses,
+        "hypotheses and tokens swapped": _exchanged,
+        "wrong index of the hypothesis: divide by the size of the vocabulary": _by_hypotheses,
     },
 )  # fmt: skip
 
@@ -159,8 +159,8 @@ def beam_search(
 ) -> list[int]:  # fmt: skip
     """Return the most probable output that a beam finds.
 
-    A finished hypothesis keeps its place in the beam, and is not continued. The search ends when
-    all in the beam are finished, or have ``max_len`` tokens, start and end among them.
+    A finished hypothesis keeps its place in the beam, but is not continued. The search ends when
+    all hypotheses are finished or have ``max_len`` tokens, including start and end.
     """
     hypotheses: list[Hypothesis] = [(0.0, [start])]
     for _ in range(max_len - 1):
@@ -195,7 +195,7 @@ BEAM_SEARCH: Final = Exercise(
         "greedy: only one hypothesis is kept": _beam_of_one,
         "finished hypotheses are continued": partial(beam_search, stop=False),
         "probabilities added, not their logarithms": partial(beam_search, probabilities=True),
-        "divided by the length: the plain log-probability is wanted":
+        "divided by the length: use the plain log-probability":
             partial(beam_search, alpha=1.0),
         "the worst hypothesis of the beam is returned": partial(beam_search, worst=True),
         "off by one: max_len counts the start symbol":
@@ -213,7 +213,7 @@ Links = Sequence[tuple[int, int]]
 def best_attended(weights: Tensor, links: Links) -> Tensor:
     """Return, for each head of ``weights (h, n, m)``, the share of links that it follows.
 
-    Links are of a query and its right key. A query's key is found if its weight is the largest.
+    A link is a query and its right key. A head follows it if this key has the largest weight.
     """
     return hits([weights.unsqueeze(0)], [frozenset(links)])[0]
 
@@ -240,16 +240,16 @@ BEST_ATTENDED: Final = Exercise(
     [_links_case(Draw(seed)) for seed in range(3)],
     _links_case,
     {
-        "largest weight along the wrong axis: of each query over the keys":
+        "argmax along the wrong axis: take it over the keys, for each query":
             partial(_share, axis=-2),
-        "divided by all queries: only those with a link are asked":
+        "divided by all queries: only those with a link count":
             partial(_share, all_queries=True),
-        "mean weight on the right key: the share of queries whose largest weight is there":
+        "mean weight on the right key: count the queries whose largest weight is there":
             partial(_share, mass=True),
-        "rows and columns exchanged: a link is (query, key)":
+        "rows and columns swapped: a link is (query, key)":
             lambda w, links: _share(w, [(key, query) for query, key in links]),
         "number of links found, not their share": lambda w, links: _share(w, links) * len(links),
-        "mean over all heads: one share a head is wanted":
+        "mean over all heads: return one share per head":
             lambda w, links: _share(w, links).mean().expand(len(w)),
     },
     tolerance=1e-6,

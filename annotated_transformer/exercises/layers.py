@@ -1,4 +1,4 @@
-"""Layers: norm and residual (architecture), feed-forward, embeddings, the whole model's sizes."""
+"""Exercises on layers: norm and residual, feed-forward, embeddings, parameter counts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Map = Callable[[Tensor], Tensor]
 
 
 def as_function(sizes: Callable[..., tuple[Any, ...]]) -> Callable[[Answer], Answer]:
-    """Return an adapter: a reader's layer becomes a function of its input and parameters.
+    """Return an adapter that turns a reader's layer into a function of input and parameters.
 
     Args:
-        sizes: From the arguments of a case, those of the layer's constructor. The parameters of
-            the case are given to the layer's own in their order, matrices transposed if need be.
+        sizes: Maps the arguments of a case to those of the layer's constructor. The parameters of
+            the case replace the layer's own in order, with matrices transposed if necessary.
     """
 
     def adapt(answer: Answer) -> Answer:
@@ -34,7 +34,7 @@ def as_function(sizes: Callable[..., tuple[Any, ...]]) -> Callable[[Answer], Ans
             layer = answer(*sizes(x, *given)).eval()
             names = [name for name, _ in layer.named_parameters()]
             if len(names) != len(given):
-                text = f"the layer has {len(names)} parameters, but {len(given)} are wanted"
+                text = f"the layer has {len(names)} parameters, but should have {len(given)}"
                 raise ValueError(f"{text}: {', '.join(names) or 'none'}")
             own = {}
             for (name, parameter), value in zip(layer.named_parameters(), given, strict=True):
@@ -107,7 +107,7 @@ LAYER_NORM: Final = Exercise(
 
 
 def sublayer_connection(x: Tensor, sublayer: Map, norm: Map) -> Tensor:
-    """Put a sub-layer into its residual connection, post-norm."""
+    """Apply a sub-layer with a post-norm residual connection."""
     return norm(x + sublayer(x))
 
 
@@ -139,7 +139,7 @@ RESIDUAL: Final = Exercise(
     [(torch.tensor([[1.0, 2.0, 4.0]]).double(), _maps(kind), plain_norm) for kind in range(3)],
     _residual_case,
     {
-        "pre-norm: x + sublayer(norm(x)), where the paper normalises the sum":
+        "pre-norm: x + sublayer(norm(x)), where the paper normalizes the sum":
             lambda x, f, norm: x + f(norm(x)),
         "residual missing: x is not added": lambda x, f, norm: norm(f(x)),
         "norm missing": lambda x, f, norm: x + f(x),
@@ -177,7 +177,7 @@ FEED_FORWARD: Final = Exercise(
             lambda x, w, b, w_2, c: ((x @ w).relu() + b) @ w_2 + c,
         "the second bias missing": lambda x, w, b, w_2, _: feed_forward(x, w, b, w_2, 0 * _),
         "x added: the residual is not part of the network": lambda x, *a: x + feed_forward(x, *a),
-        "GELU in place of ReLU": partial(feed_forward, act=F.gelu),
+        "GELU instead of ReLU": partial(feed_forward, act=F.gelu),
     },
     adapt=as_function(lambda x, w_1, *_: tuple(w_1.shape)),
 )  # fmt: skip
@@ -203,7 +203,7 @@ def waves(
 
 
 def columns(length: int, d_model: int) -> Tensor:
-    """Give each column a wavelength of its own: wrong."""
+    """Give each column its own wavelength, which is wrong."""
     place = torch.arange(d_model, dtype=torch.float64)
     angle = torch.arange(length, dtype=torch.float64).unsqueeze(1) / 10000 ** (place / d_model)
     return torch.where(place % 2 == 0, angle.sin(), angle.cos())
@@ -215,16 +215,16 @@ SINUSOID: Final = Exercise(
     lambda draw: (draw.integer(1, 40), 2 * draw.integer(1, 8)),
     {
         "positions off by one: the first is 0": partial(waves, start=1),
-        "sine and cosine swapped: sines stand in the even columns": partial(waves, swap=True),
-        "sines and cosines in two halves: they take turns in the paper":
+        "sine and cosine swapped: sines belong in the even columns": partial(waves, swap=True),
+        "sines and cosines in two halves: they alternate in the paper":
             partial(waves, halves=True),
         "the exponent is i/d_model, not 2i/d_model": partial(waves, step=1),
         "the exponent is 4i/d_model: arange(0, d_model, 2) holds 2i already":
             partial(waves, step=4),
-        "sine and cosine of a pair have different wavelengths: both have the same": columns,
+        "sine and cosine of a pair have different wavelengths: they should be the same": columns,
         "multiplied by the power of 10000, not divided": partial(waves, multiply=True),
-        "1000 in place of 10000": partial(waves, base=1000),
-        "rows and columns exchanged: a row is a position": lambda n, d: waves(n, d).T,
+        "1000 instead of 10000": partial(waves, base=1000),
+        "rows and columns swapped: a row is a position": lambda n, d: waves(n, d).T,
     },
     tolerance=2e-5,
     any_float=True,
@@ -232,7 +232,7 @@ SINUSOID: Final = Exercise(
 
 
 def scaled_embedding(tokens: Tensor, table: Tensor) -> Tensor:
-    """Look up tokens ``(batch, length)`` in a table ``(vocab, d_model)``, times its root."""
+    """Look up tokens ``(batch, length)`` in a table ``(vocab, d_model)``, scaled by √d_model."""
     return table[tokens] * math.sqrt(table.size(1))
 
 

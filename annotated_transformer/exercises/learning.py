@@ -1,4 +1,4 @@
-"""What a model learns from: shifted targets, batches by tokens, losses and gradients by tokens."""
+"""Exercises on training data: shifted targets, token batches, losses and gradients per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Part = tuple[Tensor, Tensor]  # log-probabilities (batch, n, vocab), and targets
 
 
 def shift_target(tgt: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the decoder's input and what it must predict, of ``tgt (batch, n + 1)``."""
+    """Split ``tgt (batch, n + 1)`` into the decoder's input and the tokens to predict."""
     return tgt[:, :-1], tgt[:, 1:]
 
 
@@ -25,12 +25,12 @@ SHIFT_TARGET: Final = Exercise(
      (torch.tensor([[1, 2]]),)],
     lambda draw: (draw.integers(0, 9, draw.integer(1, 4), draw.integer(2, 7)),),
     {
-        "input and target exchanged: the input begins with BOS": lambda t: (t[:, 1:], t[:, :-1]),
-        "not shifted: the input holds the token that is to be predicted":
+        "input and target swapped: the input begins with BOS": lambda t: (t[:, 1:], t[:, :-1]),
+        "not shifted: the input contains the token to predict":
             lambda t: (t[:, :-1], t[:, :-1]),
         "not shifted: the target is its own input": lambda t: (t, t),
         "shifted along the batch, not along the sentence": lambda t: (t[:-1], t[1:]),
-        "the last token was left in the input": lambda t: (t, t[:, 1:]),
+        "the input keeps the last token": lambda t: (t, t[:, 1:]),
         "the target keeps BOS": lambda t: (t[:, :-1], t),
     },
 )  # fmt: skip
@@ -45,7 +45,7 @@ def token_batches(
     late: bool = False,
     last: bool = True,
 ) -> list[list[int]]:
-    """Cut sentences, in their order, into batches of ``max_tokens``, padding included."""
+    """Group sentences, in order, into batches of ``max_tokens``, including padding."""
     batches: list[list[int]] = []
     batch: list[int] = []
     for number, length in enumerate(lengths):
@@ -75,13 +75,13 @@ TOKEN_BATCHES: Final = Exercise(
     _batches_case,
     {
         "off by one: a batch may be exactly full": partial(token_batches, strict=True),
-        "padding not counted: a batch costs its longest sentence times their number":
+        "padding not counted: a batch costs its longest sentence times its size":
             partial(token_batches, padded=False),
         "the new sentence may be the longest: the others are padded to it":
             partial(token_batches, late=True),
         "the last batch is missing": partial(token_batches, last=False),
         "a budget of sentences, not of tokens": _one_by_one,
-        "lengths returned, where the numbers of the sentences are wanted":
+        "lengths returned, not the indices of the sentences":
             lambda lengths, most: [[lengths[i] for i in b] for b in token_batches(lengths, most)],
     },
 )  # fmt: skip
@@ -118,7 +118,7 @@ def _by_sentences(parts: Sequence[Part], pad: int) -> Tensor:
 
 
 def token_sum(parts: Sequence[Part], pad: int) -> Tensor:
-    """Return the summed loss: not divided by anything."""
+    """Return the summed loss, which is not divided by anything."""
     return torch.cat([_losses(part, pad) for part in parts]).sum()
 
 
@@ -127,7 +127,7 @@ TOKEN_LOSS: Final = Exercise(
     [_loss_case(Draw(seed)) for seed in range(3)],
     _loss_case,
     {
-        "mean of the micro-batches' means: a token of a small batch counts more":
+        "mean of the micro-batches' means: tokens of small batches count more":
             _mean_of_means,
         "padding counts as well":
             lambda parts, pad: torch.cat([_losses(p, pad, padding=True) for p in parts]).mean(),
@@ -146,7 +146,7 @@ TOKEN_LOSS: Final = Exercise(
 
 
 def average_gradients(gradients: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
-    """Return the gradient per token of all processes, from each one's per own token."""
+    """Return the gradient per token over all processes, from each process's own per token."""
     weighted = [g * count for g, count in zip(gradients, tokens, strict=True)]
     return torch.stack(weighted).sum(0) / sum(tokens)
 

@@ -1,4 +1,4 @@
-"""``check``: examples, random cases, and the likely mistake by name."""
+"""The steps of ``check``: examples, random cases, and naming the likely mistake."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from annotated_transformer.exercises.declare import (
 )
 from annotated_transformer.exercises.show import draw_examples, print_examples
 
-CASES: Final = 30  # random ones
-SECONDS = 0.8  # of the processor, after which no new random case is tried
-LIMIT = 3.0  # for all cases together; a loop without end stops here
-NAMING = 0.5  # of the processor, for the search of the mistake's name
+CASES: Final = 30  # random cases
+SECONDS = 0.8  # of CPU time, after which no new random case is tried
+LIMIT = 3.0  # for all cases; stops infinite loops
+NAMING = 0.5  # of CPU time, for finding the mistake's name
 
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        name: Of the exercise.
+        name: Name of the exercise.
         passed: Whether the answer is right.
         message: One line for the reader.
-        tried: Number of cases that were tried.
-        case: The smallest case that failed, as arguments to call the function with.
+        tried: Number of cases tried.
+        case: The smallest failing case, as arguments for the function.
         mistake: The name of the likely mistake, if it is a known one.
     """
 
@@ -57,24 +57,24 @@ class Result:
         return self.message
 
     def _ipython_display_(self) -> None:
-        """Show nothing: ``check`` has printed it."""
+        """Show nothing, because ``check`` has already printed the result."""
 
 
 def _seed(name: str, number: int) -> int:
-    """Return the seed of a case: the same in every run, and in any order of calls."""
+    """Return the seed of a case, the same in every run and for any order of calls."""
     return zlib.crc32(f"{name} {number}".encode())
 
 
 @dataclass
 class Trial:
-    """What happened in the cases that were tried."""
+    """The outcomes of all cases tried."""
 
-    tried: list[tuple[Case, Outcome, Outcome, int]]  # with what was wanted, yours, and the seed
+    tried: list[tuple[Case, Outcome, Outcome, int]]  # case, expected, yours, seed
     failed: list[tuple[Case, Difference]]
 
 
 def _try_cases(name: str, exercise: Exercise, answer: Answer) -> Trial:
-    """Call the answer on all examples and on random cases, until the time is over."""
+    """Call the answer on all examples and on random cases, until time runs out."""
     trial = Trial([], [])
     end = time.process_time() + SECONDS
     for number in range(len(exercise.examples) + CASES):
@@ -102,7 +102,7 @@ def name_mistake(exercise: Exercise, trial: Trial) -> str | None:
     for message, variant in exercise.mistakes.items():
         if time.process_time() > end:
             break
-        tells = False  # apart from what is right
+        tells = False  # whether the variant differs from the right answer
         for case, wanted, yours, seed in trial.tried:
             theirs = call(variant, case, exercise, seed=seed)
             if difference(theirs, yours, exercise):
@@ -144,19 +144,19 @@ def run(name: str, exercise: Exercise, yours: Any) -> tuple[Result, Trial]:
             answer = exercise.adapt(yours)
             trial = _try_cases(name, exercise, answer)
     except OutOfTimeError:
-        text = f"{name}: not yet. No answer within {LIMIT:g} seconds: is there a loop without end?"
+        text = f"{name}: not yet. No answer within {LIMIT:g} seconds: is there an infinite loop?"
         return Result(name, False, text), trial
     return _judge(name, exercise, trial), trial
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel shows what is displayed."""
+    """Whether the code runs in a Jupyter kernel."""
     shell = sys.modules.get("IPython")
     return shell is not None and hasattr(shell.get_ipython(), "kernel")
 
 
 def report(exercise: Exercise, result: Result, trial: Trial) -> None:
-    """Show the examples, and print the line of the result."""
+    """Show the examples, and print the result's message."""
     if trial.tried and "not written yet" not in result.message:
         examples = [one[:3] for one in trial.tried[: len(exercise.examples)]]
         picture = draw_examples(result.name, examples) if in_notebook() else None

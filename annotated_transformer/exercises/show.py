@@ -1,4 +1,4 @@
-"""The examples of an exercise: what is wanted beside what the reader's function returned."""
+"""The examples of an exercise: expected results next to what the reader's function returned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _matrix(value: Any) -> Tensor | None:
 
 
 def _draw(ax: Axes, matrix: Tensor | None, title: str, like: Any) -> Any:
-    """Draw a tensor in the colours of another one, if it is small; return its colours."""
+    """Draw a tensor, if it is small, with the given colours; return the colours used."""
     if matrix is None or matrix.size(0) > 2 * ROWS or matrix.size(1) > 2 * COLUMNS:
         ax.set(title=title, xticks=[], yticks=[])
         ax.text(0.5, 0.5, EMPTY, ha="center", va="center", transform=ax.transAxes)
@@ -47,16 +47,16 @@ def _draw(ax: Axes, matrix: Tensor | None, title: str, like: Any) -> Any:
 
 
 def draw_examples(name: str, examples: Sequence[Example]) -> Picture | None:
-    """Draw heat maps, wanted above yours; None where what is wanted is no small tensor."""
+    """Draw heat maps, expected above yours; None if an expected result is not a small tensor."""
     wanted = [_matrix(outcome.value) for _, outcome, _ in examples]
     small = [m for m in wanted if m is not None and m.size(0) <= ROWS and m.size(1) <= COLUMNS]
     if len(small) < len(wanted):
         return None
     figure, axes = canvas(2, len(small), size=(2.1 * len(small), 3.6))
     for i, (_, first, second) in enumerate(examples):
-        like = _draw(axes[0, i], _matrix(first.value), f"wanted, example {i + 1}", None)
+        like = _draw(axes[0, i], _matrix(first.value), f"expected, example {i + 1}", None)
         _draw(axes[1, i], _matrix(second.value), f"yours, example {i + 1}", like)
-    text = f"Three examples of {name}: above what is wanted, below what your function returns."
+    text = f"Three examples of {name}: expected results above, what your function returns below."
     return show(figure, text)
 
 
@@ -65,8 +65,8 @@ def _short(outcome: Outcome) -> str:
 
 
 def print_examples(examples: Sequence[Example]) -> None:
-    """Print each example in a few lines: the arguments, wanted, yours."""
+    """Print each example's arguments, expected result and the reader's result."""
     for number, (case, wanted, yours) in enumerate(examples, 1):
         print(f"example {number}: {', '.join(brief(argument) for argument in case)}")
-        print(f"    wanted  {_short(wanted)}")
-        print(f"    yours   {_short(yours)}")
+        print(f"    expected  {_short(wanted)}")
+        print(f"    yours     {_short(yours)}")

@@ -1,4 +1,4 @@
-"""How weights change: schedule, Adam, label smoothing, dropout, the average of checkpoints."""
+"""Exercises on training: schedule, Adam, label smoothing, dropout, checkpoint averaging."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEARNING_RATE: Final = Exercise(
     [(1, 512, 4000), (4000, 512, 4000), (100_000, 512, 4000)],
     lambda draw: (draw.integer(1, 4000), draw.integer(8, 1024), draw.integer(2, 2000)),
     {
-        "max in place of min": lambda s, d, w: d**-0.5 * max(s**-0.5, s * w**-1.5),
+        "max instead of min": lambda s, d, w: d**-0.5 * max(s**-0.5, s * w**-1.5),
         "off by one: updates are counted from 1": lambda s, d, w: learning_rate(s + 1, d, w),
         "off by one: the update before":
             lambda s, d, w: learning_rate(s - 1, d, w) if s > 1 else 0.0,
@@ -55,7 +55,7 @@ def adam_step(
     beta1: float = 0.9, beta2: float = 0.98, eps: float = 1e-9, correct: tuple[int, int] = (1, 1),
     late: int = 0, power: int = 2, inside: bool = False, root: bool = True, sign: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Take one step of Adam, the ``step``-th; the options make the known mistakes."""
+    """Take Adam's ``step``-th step; the options make the known mistakes."""
     m = beta1 * m + (1 - beta1) * grad
     v = beta2 * v + (1 - beta2) * grad**power
     t = step + late
@@ -92,7 +92,7 @@ ADAM_STEP: Final = Exercise(
         "bias correction of the squares missing": partial(adam_step, correct=(1, 0)),
         "off by one: the first step is number 1": partial(adam_step, late=1),
         "β₂ is 0.98 in the paper, not 0.999": partial(adam_step, beta2=0.999),
-        "β₁ and β₂ exchanged": partial(adam_step, beta1=0.98, beta2=0.9),
+        "β₁ and β₂ swapped": partial(adam_step, beta1=0.98, beta2=0.9),
         "ε is 1e-9 in the paper, not 1e-8": partial(adam_step, eps=1e-8),
         "ε inside the root": partial(adam_step, inside=True),
         "root missing: divide by the root of the squares": partial(adam_step, root=False),
@@ -154,7 +154,7 @@ LABEL_SMOOTHING: Final = Exercise(
         "padding rows not zero: a padding token counts for nothing": _no_padding,
         "ε is not divided among the tokens": _undivided,
         "no smoothing at all": lambda gold, vocab, eps, pad: smoothed(gold, vocab, 0.0, pad),
-        "ε and 1 − ε exchanged": lambda gold, vocab, eps, pad: smoothed(gold, vocab, 1 - eps, pad),
+        "ε and 1 − ε swapped": lambda gold, vocab, eps, pad: smoothed(gold, vocab, 1 - eps, pad),
     },
     tolerance=1e-6,
     any_float=True,
@@ -162,7 +162,7 @@ LABEL_SMOOTHING: Final = Exercise(
 
 
 def inverted_dropout(x: Tensor, keep: Tensor, p: float) -> Tensor:
-    """Drop what ``keep`` does not keep, where each element is dropped with probability p."""
+    """Apply dropout with mask ``keep``, where each element is dropped with probability p."""
     return x * keep / (1 - p)
 
 
@@ -181,7 +181,7 @@ DROPOUT: Final = Exercise(
         "multiplied by 1 − p, not divided": lambda x, keep, p: x * keep * (1 - p),
         "mask inverted: true means kept": lambda x, keep, p: x * ~keep / (1 - p),
         "mask inverted, and scaled by its share": lambda x, keep, p: x * ~keep / p,
-        "divided by the share that was kept by chance, not by 1 − p":
+        "divided by the share that happened to be kept, not by 1 − p":
             lambda x, keep, p: x * keep / keep.double().mean(),
         "dropped elements left as they are: they become zero":
             lambda x, keep, p: torch.where(keep, x / (1 - p), x),
@@ -228,7 +228,7 @@ AVERAGE_CHECKPOINTS: Final = Exercise(
             lambda states: average_checkpoints(states[1:]),
         "off by one: the last checkpoint is left out":
             lambda states: average_checkpoints(states[:-1]),
-        "halved again and again: the later checkpoints weigh more": _running,
+        "halved repeatedly: the later checkpoints weigh more": _running,
         "median, not mean": _median,
         "divided by one less than the number of checkpoints":
             lambda states: _scaled(states, len(states) / max(1, len(states) - 1)),

@@ -1,4 +1,4 @@
-"""From words to pieces, and back to a score: byte pair encoding and BLEU."""
+"""Exercises on byte-pair encoding and BLEU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MERGE: Final = Exercise(
         "only the first occurrence is merged": partial(merge, most=1),
         "from right to left: three equal symbols show the difference": _from_the_right,
         "the second symbol of a merged pair is still there": _overlapping,
-        "the pair is merged in the wrong order, too": partial(merge, either=True),
+        "the reversed pair is merged, too": partial(merge, either=True),
         "nothing is merged": lambda symbols, pair: list(symbols),
         "the pair removed, not joined":
             lambda symbols, pair: [s for s in merge(symbols, pair) if s != "".join(pair)],
@@ -85,9 +85,9 @@ BEST_PAIR: Final = Exercise(
     _counts_case,
     {
         "the words' frequencies are ignored": partial(best_pair, weigh=False),
-        "a pair counts once a word, however often the word holds it":
+        "a pair counts once per word, however often it occurs in the word":
             partial(best_pair, types=True),
-        "the words that hold the pair are counted": partial(best_pair, weigh=False, types=True),
+        "the words that contain the pair are counted": partial(best_pair, weigh=False, types=True),
         "the least frequent pair": lambda words: min(
             (best_pair({w[i : i + 2]: n}) for w, n in words.items() for i in range(len(w) - 1)),
             default=0,
@@ -132,7 +132,7 @@ def _once(word: str, merges: Sequence[Pair]) -> list[str]:
 
 
 def _encode_case(draw: Draw) -> Case:
-    """Draw merges as learning gives them: of pieces that exist by then."""
+    """Draw merges as BPE would learn them, from symbols that exist by then."""
     pieces, merges = ["a", "b", "c"], []
     for _ in range(draw.integer(0, 5)):
         pair = (draw.random.choice(pieces), draw.random.choice(pieces))
@@ -161,7 +161,7 @@ ENCODE: Final = Exercise(
 
 
 def precision(hypothesis: Words, reference: Words, n: int, *, clip: bool = True) -> tuple[int, int]:
-    """Return how many n-grams of the hypothesis match, each at most as often as it may."""
+    """Return the clipped n-gram matches and the n-grams of the hypothesis."""
     found, there = ngrams(hypothesis, n), ngrams(reference, n)
     matches = {gram: min(count, there[gram]) if clip else count for gram, count in found.items()}
     return sum(c for gram, c in matches.items() if gram in there), sum(found.values())
@@ -225,7 +225,7 @@ def _bleu_case(draw: Draw) -> Case:
     hypotheses: list[list[str]] = []
     for reference in references:
         hypothesis = reference[: draw.integer(4, 9)] + reference[:1] * draw.integer(0, 3)
-        if hypotheses:  # the first keeps a run of four: no precision is zero
+        if hypotheses:  # the first keeps four words in a row, so that no precision is zero
             hypothesis[draw.integer(0, len(hypothesis) - 1)] = "mat"
         else:
             hypothesis += ["mat"] * draw.integer(0, 2)
@@ -242,14 +242,14 @@ BLEU: Final = Exercise(
         "not clipped: an n-gram matches at most as often as the reference has it":
             partial(bleu, clip=False),
         "brevity penalty missing": partial(bleu, penalty=False),
-        "brevity penalty the wrong way round: short outputs are penalised, not long ones":
+        "brevity penalty inverted: short outputs are penalised, not long ones":
             partial(bleu, turned=True),
         "arithmetic mean of the precisions, not geometric": partial(bleu, arithmetic=True),
         "mean of the sentences' BLEU: counts of all sentences are added first":
             lambda h, r: sum(bleu([a], [b]) for a, b in zip(h, r, strict=True)) / len(h),
         "from 0 to 1: a score from 0 to 100 is wanted": lambda h, r: bleu(h, r) / 100,
         "n-grams up to 3, not 4": partial(bleu, most=3),
-        "hypotheses and references exchanged": lambda h, r: bleu(r, h),
+        "hypotheses and references swapped": lambda h, r: bleu(r, h),
     },
 )  # fmt: skip
 

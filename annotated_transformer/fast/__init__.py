@@ -1,5 +1,5 @@
-"""The same model, faster: the same parameters, computed another way.
+"""The same model with the same parameters, computed faster.
 
-:func:`~annotated_transformer.fast.model.can_accelerate` says which models it takes over. Where it
-cannot (hooks, subclasses, changed methods), the readable layer in ``model`` runs.
+:func:`~annotated_transformer.fast.model.can_accelerate` says which models are supported. All others
+(with hooks, subclasses or replaced methods) run through the readable layer in ``model``.
 """

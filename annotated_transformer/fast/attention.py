@@ -1,4 +1,4 @@
-"""Multi-head attention of packed rows, with the parameters of the readable module."""
+"""Multi-head attention on packed rows, with the readable module's parameters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from annotated_transformer.fast.packing import PackedMask
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 
-SHORT = 128  # keys; up to here, plain products through oneDNN beat the fused kernel
+SHORT = 128  # keys; up to this many, plain oneDNN products beat the fused kernel
 
 
 def plain_is_faster(query: Tensor, key: Tensor) -> bool:
-    """Whether ``attention`` beats the fused kernel for these shapes, on this processor.
+    """Whether ``attention`` is faster than the fused kernel for these shapes on this device.
 
-    Under ``torch.set_float32_matmul_precision("medium")`` a CPU multiplies through oneDNN: fast
-    for the few large products of ``attention``, slow to start for the many small ones inside the
-    fused kernel. A single query, as in decoding, does not take that way.
+    Under ``torch.set_float32_matmul_precision("medium")`` a CPU uses oneDNN. That is fast for the
+    few large products of ``attention``, but each of the fused kernel's many small products pays
+    its start-up cost. A single query, as in decoding, always uses the fused kernel.
     """
     if torch.compiler.is_compiling():
         return False
@@ -35,7 +35,7 @@ def plain_is_faster(query: Tensor, key: Tensor) -> bool:
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Equal to ``attention(query, key, value, mask)[0]``, by the faster way at this size.
+    """Compute ``attention(query, key, value, mask)[0]`` with the faster kernel for this size.
 
     Args:
         query: Shape ``(batch, heads, n, d_k)``.
@@ -52,9 +52,9 @@ def fused_attention(
 
 
 def linear(x: Tensor, *layers: nn.Module) -> Tensor:
-    """Apply linear layers side by side in one product: ``(..., in)`` to ``(..., sum of out)``.
+    """Apply several linear layers in one product: ``(..., in)`` to ``(..., sum of out)``.
 
-    Packed rows on a CPU are multiplied before the bias is added: that is faster there.
+    On a CPU, packed rows are multiplied first and the bias is added in place, which is faster.
     """
     parts = cast(tuple[nn.Linear, ...], layers)
     weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
@@ -65,7 +65,7 @@ def linear(x: Tensor, *layers: nn.Module) -> Tensor:
 
 
 class _PackedAttention(torch.autograd.Function):
-    """Attention of packed rows ``(rows, 3 * h * d)``, or of rows to a memory's ``2 * h * d``."""
+    """Self-attention on packed ``(rows, 3 * h * d)``, or attention to a memory's ``2 * h * d``."""
 
     @staticmethod
     def forward(
@@ -92,7 +92,7 @@ class _PackedAttention(torch.autograd.Function):
         places = mask.queries.slices(1, h)[1]
         g = grad.new_zeros(q.shape)
         g.view(-1, q.size(-1)).index_copy_(0, places, grad.reshape(-1, q.size(-1)))
-        scores = torch.bmm(g, v.transpose(1, 2))  # the gradient of the weights, then of the scores
+        scores = torch.bmm(g, v.transpose(1, 2))  # gradient of the weights, then of the scores
         if factors is not None:
             scores.mul_(factors)
         scores.sub_((scores * weights).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
@@ -107,19 +107,19 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _packs(attn: MultiHeadedAttention, mask: PackedMask) -> bool:
-    """Whether rows are attended to without a detour over padded batches."""
+    """Whether packed rows can be used directly, without unpacking them into a padded batch."""
     short = mask.keys.shape[1] <= SHORT and mask.mask.device.type == "cpu"
     return short and attn.d_k == attn.d_v and mask.full
 
 
 def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMask) -> Tensor:
-    """Compute ``attn(x, memory, memory)`` of packed rows, from the same parameters.
+    """Compute ``attn(x, memory, memory)`` on packed rows, with the same parameters.
 
     Args:
         attn: The readable module.
         x: Queries ``(rows, d_model)``.
         memory: Keys and values ``(other rows, d_model)``; ``x`` itself for self-attention.
-        mask: Who may attend to what, and how both are packed.
+        mask: Which keys each query may attend to, and the layout of both.
 
     Returns:
         ``(rows, d_model)``.
@@ -140,7 +140,7 @@ def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMa
         q = mask.queries.unpack(queries)
         k, v = mask.keys.unpack(others).split(sizes[1:], dim=-1)
     q, k, v = (part.unflatten(-1, (attn.h, -1)).transpose(1, 2) for part in (q, k, v))
-    each = mask.mask.unsqueeze(1)  # (batch, 1, 1 or n, m): the same for all heads
+    each = mask.mask.unsqueeze(1)  # (batch, 1, 1 or n, m), shared by all heads
     if is_active(attn.dropout):
         y = attention(q, k, v, each, attn.dropout)[0]
     else:

@@ -1,4 +1,4 @@
-"""Decoding with KV caches: one position of many sentences at a time, on any device."""
+"""Decoding with KV caches, one position of many sentences per step, on any device."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ ROOM = 16  # positions by which a full cache grows
 
 
 def attend_once(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
-    """Attention of few queries, for each sentence and head.
+    """Compute attention for a few queries of each sentence and head.
 
     Args:
-        query: ``(pairs, beam, d_k)``, divided by the square root of ``d_k``; a pair is a
-            sentence and a head.
+        query: ``(pairs, beam, d_k)``, already divided by the square root of ``d_k``; a pair is
+            one sentence and one head.
         keys: ``(pairs, m, d_k)``.
         values: ``(pairs, m, d_v)``.
-        hidden: Broadcasts to ``(pairs, beam, m)``: minus infinity at what must not be attended
-            to, else zero; something must be left.
+        hidden: Broadcasts to ``(pairs, beam, m)``; minus infinity at masked keys, else zero. Each
+            query needs at least one key that is not masked.
 
     Returns:
         The weighted values ``(pairs, beam, d_v)``.
@@ -56,7 +56,7 @@ def attend_once(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | No
 
 
 def joined(*linears: nn.Module, scale: float = 1.0) -> PlainLinear:
-    """Put linear layers side by side; the outputs of the first are multiplied by ``scale``."""
+    """Fuse linear layers into one; the outputs of the first are multiplied by ``scale``."""
     layers = cast(tuple[nn.Linear, ...], linears)
     factors = [scale] + [1.0] * (len(layers) - 1)
     both = list(zip(layers, factors, strict=True))
@@ -65,7 +65,7 @@ def joined(*linears: nn.Module, scale: float = 1.0) -> PlainLinear:
 
 
 class _LayerWeights:
-    """The weights of a decoder layer, as single positions want them."""
+    """The weights of a decoder layer, rearranged for decoding one position at a time."""
 
     def __init__(self, layer: DecoderLayer) -> None:
         own = cast(MultiHeadedAttention, layer.self_attn)
@@ -81,16 +81,16 @@ class _LayerWeights:
         self.widen, self.narrow = joined(network.w_1), joined(network.w_2)
 
     def before(self, i: int, x: Tensor) -> Tensor:
-        """Normalise the input of the sub-layer ``i``, with norms before the sub-layers."""
+        """Normalise the input of sub-layer ``i`` if the model is pre-norm."""
         return normalize(self.norms[i], x) if self.pre else x
 
     def after(self, i: int, x: Tensor) -> Tensor:
-        """Normalise the sum after the sub-layer ``i``, with norms after the sub-layers."""
+        """Normalise the residual sum after sub-layer ``i`` if the model is post-norm."""
         return x if self.pre else normalize(self.norms[i], x)
 
 
 class _LayerCache:
-    """The KV cache of one layer, and its step."""
+    """The KV cache of one decoder layer, and its decoding step."""
 
     def __init__(self, weights: _LayerWeights, memory: Tensor, rows: Rows, beam: int) -> None:
         self.weights, self.beam = weights, beam
@@ -108,14 +108,14 @@ class _LayerCache:
         self.keys, self.values = k.new_empty(*shape, own.d_k), v.new_empty(*shape, own.d_v)
 
     def step(self, x: Tensor, position: int, past: Tensor | None, source: Tensor | None) -> Tensor:
-        """Decode ``x (rows, d_model)`` at a position; same shape."""
+        """Run the layer on ``x (rows, d_model)`` at one position; same shape."""
         w = self.weights
         x = w.after(0, w.mix.add(self.to_target(w.before(0, x), position, past), x))
         x = w.after(1, w.mix_source.add(self.to_source(w.before(1, x), source), x))
         return w.after(2, w.narrow.add(w.widen.relu(w.before(2, x)), x))
 
     def to_target(self, x: Tensor, position: int, hidden: Tensor | None) -> Tensor:
-        """Attend to this position and those before it: ``(rows, h * d_v)``."""
+        """Attend to this and all earlier positions: ``(rows, h * d_v)``."""
         own, end = self.weights.own, position + 1
         sizes = [own.h * own.d_k, own.h * own.d_k, own.h * own.d_v]
         q, k, v = (self.heads(part, own.h) for part in self.weights.project(x).split(sizes, dim=1))
@@ -135,15 +135,15 @@ class _LayerCache:
         return self.rows(attend_once(q, keys, values, hidden), h)
 
     def heads(self, x: Tensor, h: int) -> Tensor:
-        """Turn ``(rows, h * d)`` into ``(sentences, h, beam, d)``."""
+        """Reshape ``(rows, h * d)`` to ``(sentences, h, beam, d)``."""
         return x.view(-1, self.beam, h, x.size(1) // h).transpose(1, 2)
 
     def rows(self, x: Tensor, h: int) -> Tensor:
-        """Turn ``(sentences * h, beam, d)`` into ``(rows, h * d)``."""
+        """Reshape ``(sentences * h, beam, d)`` to ``(rows, h * d)``."""
         return x.view(-1, h, self.beam, x.size(2)).transpose(1, 2).reshape(-1, h * x.size(2))
 
     def select(self, sentences: Tensor, length: int) -> None:
-        """Keep the given sentences; ``length`` positions are in use."""
+        """Keep only the given sentences and the first ``length`` positions."""
         self.source_keys = self.source_keys.index_select(0, sentences)
         self.source_values = self.source_values.index_select(0, sentences)
         self.keys = _longer(self.keys[:, :, :length].index_select(0, sentences))
@@ -159,10 +159,10 @@ def _longer(block: Tensor) -> Tensor:
 
 
 class DecoderWeights:
-    """The weights of a model's decoder, rearranged for steps of few rows.
+    """A decoder's weights, rearranged for decoding steps of a few rows.
 
     Args:
-        model: One for which ``can_accelerate`` holds.
+        model: One that ``can_accelerate`` accepts.
     """
 
     def __init__(self, model: EncoderDecoder) -> None:
@@ -176,12 +176,12 @@ class DecoderWeights:
 
     @cached_property
     def generator(self) -> PlainLinear:
-        """What makes logits."""
+        """The projection to logits."""
         return prepared_linear(self.proj.weight, self.proj.bias)
 
     @cached_property
     def screen(self) -> Screen:
-        """What finds the most probable token."""
+        """The int8 search for the most probable token."""
         return Screen(self.proj.weight, self.proj.bias)
 
     def most_probable(self, x: Tensor) -> Tensor:
@@ -192,9 +192,9 @@ class DecoderWeights:
 
 
 def _versions(model: EncoderDecoder) -> list[tuple[int, int]] | None:
-    """Return where the parameters lie, and PyTorch's counts of changes to them.
+    """Return the address and PyTorch's version counter of each parameter.
 
-    None where changes go uncounted: parameters made in inference mode.
+    None if there are parameters made in inference mode, which have no version counter.
     """
     parameters = list(model.parameters())
     if any(p.is_inference() for p in parameters):
@@ -203,13 +203,13 @@ def _versions(model: EncoderDecoder) -> list[tuple[int, int]] | None:
 
 
 class CachedSteps(Steps):
-    """Steps of decoding with KV caches, equal to those of the readable layer.
+    """Decoding steps with KV caches, equal to those of the readable layer.
 
     Args:
         decoder: Rearranged weights.
         memory: The encoder's output, packed ``(rows, d_model)``.
         src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
-        beam: Hypotheses of each sentence.
+        beam: Hypotheses per sentence.
     """
 
     @torch.inference_mode()
@@ -220,14 +220,14 @@ class CachedSteps(Steps):
         rows = Rows(src_mask[:, 0])
         self.layers = [_LayerCache(w, memory, rows, beam) for w in decoder.layers]
         self.hidden = None if bool(src_mask.all()) else self._hide(src_mask, memory.dtype)
-        self.places = torch.zeros(  # where each hypothesis left its keys, by position
+        self.places = torch.zeros(  # cache slot of each hypothesis, by position
             len(src_mask), beam, 0, dtype=torch.long, device=src_mask.device
         )
 
     def _hide(self, seen: Tensor, dtype: torch.dtype) -> Tensor:
-        """Make zeros, and minus infinity at what is not seen: ``(sentences * h, ...)``.
+        """Return an additive mask, minus infinity where not ``seen``: ``(sentences * h, ...)``.
 
-        A sentence without a token hides nothing: its values are zeros, and so is their mean.
+        A sentence without tokens is not masked: its values are zeros, and so is their mean.
         """
         unseen = ~seen & seen.any(-1, keepdim=True)
         hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
@@ -235,11 +235,11 @@ class CachedSteps(Steps):
         return hidden.repeat_interleave(self.decoder.layers[0].own.h, 0)
 
     def _past(self, dtype: torch.dtype) -> Tensor | None:
-        """Hide what other hypotheses left: ``(sentences * h, beam, positions * beam)``."""
+        """Mask the keys of other hypotheses: ``(sentences * h, beam, positions * beam)``."""
         if self.beam == 1:
             return None
         own = torch.arange(self.beam, device=self.places.device)
-        here = own.view(1, -1, 1).expand(len(self.places), -1, -1)  # now: each in its own place
+        here = own.view(1, -1, 1).expand(len(self.places), -1, -1)  # now each has its own slot
         self.places = torch.cat([self.places, here], dim=2)
         return self._hide((self.places.unsqueeze(3) == own).flatten(2), dtype)
 
@@ -277,7 +277,7 @@ class CachedSteps(Steps):
 
     @torch.inference_mode()
     def follow(self, parents: Tensor) -> None:
-        """Go on from the hypotheses ``parents (sentences, beam)``; no key or value moves."""
+        """Continue the hypotheses ``parents (sentences, beam)`` without moving keys or values."""
         self.places = self.places.take_along_dim(parents.unsqueeze(2), 1)
 
 
@@ -286,16 +286,16 @@ _kept: WeakKeyDictionary[EncoderDecoder, DecoderWeights | None] = WeakKeyDiction
 
 @contextmanager
 def keep_decoder_weights(model: EncoderDecoder) -> Iterator[None]:
-    """Keep the rearranged weights of a model between calls, while its weights do not change."""
+    """Reuse a model's rearranged weights between calls while its parameters are unchanged."""
     _kept[model] = None
     try:
         yield
     finally:
-        _kept.pop(model, None)  # at the end of Python it may be gone already
+        _kept.pop(model, None)  # at interpreter exit it may already be gone
 
 
 def _decoder_weights(model: EncoderDecoder) -> DecoderWeights:
-    """Return the rearranged weights, kept ones if there are any and nothing has changed."""
+    """Return the rearranged weights, the cached ones if the parameters have not changed."""
     decoder, versions = _kept.get(model), _versions(model)
     if decoder is None or versions is None or decoder.versions != versions:
         decoder = DecoderWeights(model)
@@ -306,14 +306,14 @@ def _decoder_weights(model: EncoderDecoder) -> DecoderWeights:
 
 @torch.no_grad()
 def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: int = 1) -> Steps:
-    """Encode sentences, without their padding, and return what decodes them.
+    """Encode sentences without their padding, and return the steps that decode them.
 
     Args:
-        model: In evaluation mode; one in training mode, with dropout at work, or one that
-            cannot be accelerated, is decoded by the readable layer.
+        model: In evaluation mode. A model in training mode, where dropout is active, or one that
+            cannot be accelerated is decoded by the readable layer.
         src: Source tokens ``(sentences, m)``.
         src_mask: Broadcasts to ``(sentences, 1, m)``, true (or nonzero) at real tokens.
-        beam: Hypotheses of each sentence.
+        beam: Hypotheses per sentence.
     """
     mask = (src_mask != 0).expand(src.size(0), 1, -1)
     if not can_accelerate(model) or any(module.training for module in model.modules()):

@@ -1,4 +1,4 @@
-"""Dropout with masks that a processor makes fast."""
+"""Dropout with masks that are cheap to generate on a CPU."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-LEVELS = 2**16  # steps of the dropping probability
+LEVELS = 2**16  # levels to which the dropout probability is rounded
 
 
 def scale_of(p: float) -> float:
-    """Return what is left multiplied by, so that the expectation stays the same."""
+    """Return the factor for kept elements that preserves the expected value."""
     kept = 1 - round(p * LEVELS) / LEVELS
     return 1 / kept if kept else 0.0
 
 
 def dropout_factors(x: Tensor, p: float) -> Tensor:
-    """Return random factors like ``x``: 0 with probability ``p``, else ``scale_of(p)``.
+    """Return random factors shaped like ``x``: 0 with probability ``p``, else ``scale_of(p)``.
 
-    Sixteen random bits decide, so ``p`` is rounded to 1/65536; from the global generator.
+    Each takes 16 random bits of the global generator, so ``p`` is rounded to 1/65536.
     """
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
     bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
     least = round(p * LEVELS) - LEVELS // 2
-    if least > torch.iinfo(bits.dtype).max:  # all are dropped, and 2^15 is no int16
+    if least > torch.iinfo(bits.dtype).max:  # all are dropped: 2^15 does not fit int16
         return torch.zeros_like(x)
-    # Straight into floats: a boolean mask would cost as much again to convert.
+    # Compare straight into floats: converting a boolean mask would double the cost.
     return torch.ge(bits, least, out=torch.empty_like(x)).mul_(scale_of(p))
 
 
 def is_cheap(x: Tensor) -> bool:
-    """Whether the factors for ``x`` are made here, rather than by PyTorch."""
+    """Whether to generate the factors for ``x`` here rather than in PyTorch's dropout."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def is_active(module: nn.Module) -> bool:
-    """Whether an ``nn.Dropout`` drops anything now."""
+    """Whether an ``nn.Dropout`` currently drops anything."""
     return module.training and cast(nn.Dropout, module).p > 0
 
 
 def dropout(module: nn.Module, x: Tensor) -> Tensor:
-    """Apply an ``nn.Dropout``, with a cheap mask on a CPU."""
+    """Apply an ``nn.Dropout``, with the cheap mask on a CPU."""
     p = cast(nn.Dropout, module).p
     if not is_active(module):
         return x
@@ -53,7 +53,7 @@ def dropout(module: nn.Module, x: Tensor) -> Tensor:
 
 
 class _DroppedReLU(torch.autograd.Function):
-    """ReLU and dropout in place; what is kept and positive is read from the output again."""
+    """In-place ReLU and dropout; the backward pass recovers the mask from the output."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -71,7 +71,7 @@ class _DroppedReLU(torch.autograd.Function):
 
 
 def dropped_relu(module: nn.Module, x: Tensor) -> Tensor:
-    """Apply ReLU, in place, and then an ``nn.Dropout``."""
+    """Apply ReLU in place, then an ``nn.Dropout``."""
     if is_active(module) and is_cheap(x):
         y: Tensor = _DroppedReLU.apply(x, cast(nn.Dropout, module).p)  # type: ignore[no-untyped-call]
         return y

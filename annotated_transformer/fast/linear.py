@@ -1,4 +1,4 @@
-"""Products for few rows: weights rearranged once, and the largest of many logits."""
+"""Matrix products with few rows, using prepacked weights; and the argmax over many logits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 64  # logits that are looked at together
-FEW = 32  # rows that oneDNN should expect; any number works
+CHUNK = 64  # logits per chunk
+FEW = 32  # rows that oneDNN prepacks for; any number works
 
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """Let products be float32's own, whatever ``set_float32_matmul_precision`` says."""
+    """Compute products in full float32, whatever ``set_float32_matmul_precision`` says."""
     setting = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -40,16 +40,16 @@ class PlainLinear:
         return F.linear(x, self.weight, self.bias)
 
     def relu(self, x: Tensor) -> Tensor:
-        """Multiply, and set what is negative to zero."""
+        """Multiply, then apply ReLU."""
         return self(x).relu_()
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Multiply, and add a residual ``(rows, outputs)``."""
+        """Multiply, then add a residual ``(rows, outputs)``."""
         return self(x).add_(residual)
 
 
 class OnednnLinear(PlainLinear):
-    """The same in one call to oneDNN, with the matrix rearranged once; float32 on a CPU."""
+    """The same in one call to oneDNN, with a prepacked matrix; float32 on a CPU only."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__(weight, bias)
@@ -65,30 +65,30 @@ class OnednnLinear(PlainLinear):
         return self._multiply(x, "none")
 
     def relu(self, x: Tensor) -> Tensor:
-        """Multiply, and set what is negative to zero."""
+        """Multiply, then apply ReLU."""
         return self._multiply(x, "relu")
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Multiply, and add a residual ``(rows, outputs)``."""
+        """Multiply, then add a residual ``(rows, outputs)``."""
         multiply = torch.ops.mkldnn._linear_pointwise.binary
         y: Tensor = multiply(x, residual, self.weight, self.bias, "add")
         return y
 
 
 def suits_onednn(weight: Tensor) -> bool:
-    """Whether ``OnednnLinear`` can multiply by this matrix."""
+    """Whether ``OnednnLinear`` supports this matrix."""
     cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
     known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return cpu and known
 
 
 def prepared_linear(weight: Tensor, bias: Tensor) -> PlainLinear:
-    """Return the faster of both for these parameters."""
+    """Return an ``OnednnLinear`` where it is supported, else a ``PlainLinear``."""
     return (OnednnLinear if suits_onednn(weight) else PlainLinear)(weight, bias)
 
 
 def most_probable(logits: Tensor) -> Tensor:
-    """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, found in chunks: ``(rows,)``."""
+    """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, computed in chunks: ``(rows,)``."""
     size = logits.size(1)
     chunks = size // CHUNK
     if logits.device.type != "cpu" or chunks < 4:
@@ -96,7 +96,7 @@ def most_probable(logits: Tensor) -> Tensor:
     tops = logits[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK)).amax(-1)  # (rows, chunks)
     start: Tensor = tops.argmax(-1, keepdim=True) * CHUNK
     found = start + logits.gather(1, start + torch.arange(CHUNK)).argmax(-1, keepdim=True)
-    if chunks * CHUNK < size:  # what the last chunk leaves
+    if chunks * CHUNK < size:  # the incomplete last chunk
         rest, place = logits[:, chunks * CHUNK :].max(-1, keepdim=True)
         found = torch.where(rest > logits.gather(1, found), place + chunks * CHUNK, found)
     return found.squeeze(1)

@@ -1,4 +1,4 @@
-"""Projection and cross-entropy in one, without all logits at once; the loss of a batch."""
+"""Fused projection and cross-entropy that never holds all logits; the loss of a batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from annotated_transformer.model.architecture import EncoderDecoder, Generator
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import batch_loss, sum_type
 
-ROWS = 512  # rows of logits that are held at a time
+ROWS = 512  # rows of logits in memory at a time
 
 
 def product_type(x: Tensor) -> torch.dtype:
-    """Return the type in which products with ``x`` are computed: autocast may lower it."""
+    """Return the dtype in which products with ``x`` are computed, which autocast may lower."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
         return torch.get_autocast_dtype(kind)
@@ -25,7 +25,7 @@ def product_type(x: Tensor) -> torch.dtype:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Loss and gradients in one pass: logits of a chunk live only until the next one."""
+    """Loss and gradients in one pass, with the logits of one chunk in memory at a time."""
 
     @staticmethod
     def forward(
@@ -41,7 +41,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         size = weight.size(0)
         plain = low == x.dtype
-        inner = scale if plain else 1.0  # small numbers would vanish in float16
+        inner = scale if plain else 1.0  # scaled gradients could underflow in float16
         matrix = weight.to(low)
         grad_x, grad_w = torch.empty_like(x), torch.zeros_like(weight)
         grad_b = torch.zeros_like(bias)
@@ -72,7 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             else:
                 z = z.to(low)
                 grad_x[start : start + ROWS] = z @ matrix
-                grad_w += z.t() @ rows  # added up in full precision
+                grad_w += z.t() @ rows  # accumulated in full precision
         ctx.save_for_backward(grad_x, grad_w, grad_b)
         ctx.outer = scale / inner
         return (loss * scale).to(x.dtype), nll
@@ -92,22 +92,22 @@ def linear_cross_entropy(
     """Project to the vocabulary and return the smoothed cross-entropy, summed and scaled.
 
     Equal to ``scale * F.cross_entropy(projection(x), target, label_smoothing=smoothing,
-    reduction="sum")``; no more than ``ROWS`` rows of logits exist at a time, and the
-    gradient is computed on the way.
+    reduction="sum")``, but only ``ROWS`` rows of logits are in memory at a time, and the
+    gradient is computed in the forward pass.
 
     Args:
         x: Decoder output ``(rows, d_model)``, without padding.
         projection: From ``d_model`` to the vocabulary.
-        target: Token numbers ``(rows,)``.
+        target: Token ids ``(rows,)``.
         smoothing: ε of label smoothing, spread over the whole vocabulary.
-        scale: Multiplies the loss, e.g. one over the tokens of the update.
+        scale: Multiplies the loss, e.g. one over the number of tokens in the update.
 
     Returns:
         The loss, a scalar to call ``backward`` on; and the summed negative log-likelihood
         in nats, float64, without smoothing or scale and without gradient.
     """
     low, learn = product_type(x), torch.is_grad_enabled()
-    with torch.autocast(x.device.type, enabled=False):  # it chooses its types itself
+    with torch.autocast(x.device.type, enabled=False):  # the function chooses its dtypes itself
         loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             x, projection.weight, projection.bias, target, smoothing, scale, learn, low
         )
@@ -115,18 +115,18 @@ def linear_cross_entropy(
 
 
 class FastLoss(nn.Module):
-    """The loss of a batch, by the fast layer where it can take the model over.
+    """The loss of a batch, through the fast layer where it supports the model.
 
-    Equal to ``training.loop.batch_loss`` in value and gradient. What can be taken over is asked at
-    every call: a hook that is added later is heard.
+    Equal to ``training.loop.batch_loss`` in value and gradient. Support is checked on every call,
+    so a hook added later still runs.
 
     Args:
-        model: Any encoder and decoder; its parameters are this module's.
+        model: Any encoder and decoder; its parameters become this module's.
     """
 
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
-        self._readable = (model,)  # in a tuple: no second owner of the parameters
+        self._readable = (model,)  # in a tuple, so that it is not registered twice
         self.model: nn.Module = FastModel(model) if can_accelerate(model) else model
 
     def train(self, mode: bool = True) -> FastLoss:
@@ -161,6 +161,6 @@ def plain_generator(model: EncoderDecoder) -> bool:
 def fast_batch_loss(
     model: nn.Module, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return what ``training.loop.batch_loss`` returns, by the fast layer where it can."""
+    """Compute ``training.loop.batch_loss``, through the fast layer where it is supported."""
     found: tuple[Tensor, Tensor] = FastLoss(cast(EncoderDecoder, model))(batch, smoothing, tokens)
     return found

@@ -1,4 +1,4 @@
-"""The Transformer on packed rows: what it can take over, and its forward pass."""
+"""The Transformer on packed rows: which models it supports, and its forward pass."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def can_accelerate(model: nn.Module) -> bool:
     """Whether the fast layer computes what the model's own modules would.
 
-    It does not where a module is of another class, has hooks, or a ``forward`` of its own (as
-    ``torch.compile`` gives it), and where a method of a class, or ``attention``, was replaced.
+    It does not if a module is of another class, has hooks or its own ``forward`` (as after
+    ``torch.compile``), or if a method of a class, or ``attention``, was replaced.
     """
     return isinstance(model, EncoderDecoder) and is_untouched(model) and _is_standard(model)
 
 
 def is_untouched(part: nn.Module) -> bool:
-    """Whether all modules in ``part`` are of known classes, and do what these define."""
+    """Whether all modules in ``part`` are of known classes and behave as these define."""
     if vars(multi_head)["attention"] is not attention or _GLOBAL._global_forward_hooks:
         return False
     if any(vars(kind)[name] is not method for (kind, name), method in METHODS.items()):
@@ -73,7 +73,7 @@ _GLOBAL = torch.nn.modules.module
 
 
 def _is_standard(model: EncoderDecoder) -> bool:
-    """Whether the modules are put together as ``build_model`` does it."""
+    """Whether the modules are assembled as in ``build_model``."""
     embeds = (model.src_embed, model.tgt_embed)
     if not all(isinstance(x, nn.Sequential) and len(x) == 2 for x in embeds):
         return False
@@ -84,7 +84,7 @@ def _is_standard(model: EncoderDecoder) -> bool:
         for layer in cast(Iterable[nn.Module], getattr(stack, "layers", ())):
             pairs.append((layer, kind))
             own = [name for name in PARTS if hasattr(layer, name)]
-            pairs += [(getattr(layer, name), PARTS[name]) for name in own]  # None is no standard
+            pairs += [(getattr(layer, name), PARTS[name]) for name in own]  # None is not standard
     return all(isinstance(part, kind) for part, kind in pairs)
 
 
@@ -96,7 +96,7 @@ PARTS: dict[str, type[nn.Module]] = {
 
 
 def normalize(norm: nn.Module, x: Tensor) -> Tensor:
-    """Apply a ``LayerNorm`` in one kernel; ``nn.Identity`` is the end of a post-norm stack."""
+    """Apply a ``LayerNorm`` in one kernel; a post-norm stack ends with an ``nn.Identity``."""
     if isinstance(norm, LayerNorm):
         return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
     return x
@@ -111,7 +111,7 @@ def residual(connection: nn.Module, x: Tensor, sublayer: Callable[[Tensor], Tens
 
 
 def feed_forward(network: nn.Module, x: Tensor) -> Tensor:
-    """Apply a ``PositionwiseFeedForward``; the ReLU is in place, which saves a block."""
+    """Apply a ``PositionwiseFeedForward`` with an in-place ReLU, which saves memory."""
     n = cast(PositionwiseFeedForward, network)
     return linear(dropped_relu(n.dropout, linear(x, n.w_1)), n.w_2)
 
@@ -120,7 +120,7 @@ def embed(stack: nn.Module, tokens: Tensor, rows: Rows) -> Tensor:
     """Embed the real tokens of ``tokens (batch, length)``: ``(rows, d_model)``.
 
     Raises:
-        IndexError: The sequences are longer than the table of positions.
+        IndexError: The sequences are longer than the positional table.
     """
     table, encoding = cast(nn.Sequential, stack)
     words, places = cast(Embeddings, table), cast(PositionalEncoding, encoding)
@@ -131,7 +131,7 @@ def embed(stack: nn.Module, tokens: Tensor, rows: Rows) -> Tensor:
 
 
 class FastEncoderLayer(nn.Module):
-    """An encoder layer on packed rows; its sub-modules are those of the readable layer."""
+    """An encoder layer on packed rows that shares the readable layer's sub-modules."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class FastEncoderLayer(nn.Module):
 
 
 class FastDecoderLayer(nn.Module):
-    """A decoder layer on packed rows; its sub-modules are those of the readable layer."""
+    """A decoder layer on packed rows that shares the readable layer's sub-modules."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class FastDecoderLayer(nn.Module):
 
 
 class FastStack(nn.Module):
-    """A stack of fast layers, and the norm at its end."""
+    """A stack of fast layers and its final norm."""
 
     def __init__(self, stack: nn.Module, kind: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
@@ -179,9 +179,9 @@ class FastStack(nn.Module):
 
 
 class FastModel(nn.Module):
-    """A model for which :func:`can_accelerate` holds, on packed rows.
+    """A model that :func:`can_accelerate` accepts, computed on packed rows.
 
-    Its parameters, and their names in the state dict, are those of the model.
+    It shares the model's parameters and their names in the state dict.
     """
 
     def __init__(self, model: EncoderDecoder) -> None:
@@ -197,18 +197,18 @@ class FastModel(nn.Module):
         return (*self.encoder.layers, *self.decoder.layers)
 
     def encode(self, src: Tensor, mask: PackedMask) -> Tensor:
-        """Encode the rows of ``src (batch, m)`` that the mask lays out: ``(rows, d_model)``."""
+        """Encode the rows of ``src (batch, m)`` that the mask selects: ``(rows, d_model)``."""
         memory: Tensor = self.encoder(embed(self.src_embed, src, mask.queries), mask)
         return memory
 
     def forward(self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor) -> Tensor:
-        """Encode and decode; other positions than the kept ones are not computed at all.
+        """Encode and decode, computing only the positions to keep.
 
         Args:
             src: Tokens ``(batch, m)``.
             tgt: Tokens ``(batch, n)``.
-            src_keep: Boolean ``(batch, m)``, true at the tokens that count.
-            tgt_keep: Boolean ``(batch, n)``, likewise.
+            src_keep: Boolean ``(batch, m)``, true at the source tokens to keep.
+            tgt_keep: Boolean ``(batch, n)``, the same for the target.
 
         Returns:
             ``(rows, d_model)``, in the order of ``tgt[tgt_keep]``.

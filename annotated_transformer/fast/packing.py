@@ -1,4 +1,4 @@
-"""Padded batches without their padding: rows of real tokens, and how they lie in the batch."""
+"""Padded batches packed into rows of real tokens, and the layout that maps them back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class _Gather(torch.autograd.Function):
-    """Take rows; each is taken at most once, so the gradient is a plain scatter."""
+    """Select rows, each at most once, so that the gradient is a plain scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Put rows at their places among zeros; the gradient takes them back."""
+    """Scatter rows into zeros; the gradient gathers them again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, length: int) -> Tensor:
@@ -40,7 +40,7 @@ class _Scatter(torch.autograd.Function):
 
 
 class Rows:
-    """Where the real tokens of a padded batch lie.
+    """The positions of the real tokens in a padded batch.
 
     Args:
         keep: Boolean ``(batch, length)``, true at real tokens.
@@ -57,7 +57,7 @@ class Rows:
         return self.index % self.shape[1]
 
     def pack(self, x: Tensor) -> Tensor:
-        """Take the real rows of ``x (batch, length, ...)``: ``(rows, ...)``."""
+        """Select the real rows of ``x (batch, length, ...)``: ``(rows, ...)``."""
         packed: Tensor = _Gather.apply(x.flatten(0, 1), self.index)  # type: ignore[no-untyped-call]
         return packed
 
@@ -68,11 +68,11 @@ class Rows:
         return padded.view(batch, length, *x.shape[1:])
 
     def slices(self, parts: int, h: int) -> tuple[Tensor, Tensor]:
-        """Number the slices of rows that are cut into ``parts`` of ``h`` heads each.
+        """Return index maps for rows cut into ``parts`` of ``h`` heads each.
 
         Returns:
-            For ``(parts, batch, h, length)``, the slice that belongs there, padding taking those
-            of the first row; and for ``(rows, parts, h)``, where each slice went. Both flat.
+            For each place in ``(parts, batch, h, length)`` its slice of the rows, with the first
+            row's at padding; and for each slice in ``(rows, parts, h)`` its place. Both flat.
         """
         if (parts, h) not in self._slices:
             (batch, length), device = self.shape, self.index.device
@@ -101,7 +101,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class PackedMask:
-    """A mask that also says how packed queries and keys lie in their batch.
+    """A mask with the layouts of the packed queries and keys.
 
     Attributes:
         mask: ``(batch, 1 or n, m)``, true = may attend.
@@ -118,11 +118,11 @@ class PackedMask:
 
     @cached_property
     def full(self) -> bool:
-        """Whether there are queries, and each may attend to something."""
+        """Whether there is a query, and every query may attend to at least one key."""
         return len(self.queries.index) > 0 and bool(self.mask.any(dim=-1).all())
 
     def bias(self, h: int, dtype: torch.dtype) -> Tensor:
-        """Return what to add to the scores ``(batch * h, n, m)``, kept for the next layer."""
+        """Return the additive mask of the scores ``(batch * h, n, m)``, cached for all layers."""
         if (h, dtype) not in self._biases:
             bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
             bias = bias.masked_fill_(~self.mask, torch.finfo(dtype).min).unsqueeze(1)

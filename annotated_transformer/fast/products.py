@@ -1,4 +1,4 @@
-"""Float32 products and memory of this machine."""
+"""Float32 matrix products and memory allocation on this machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Products:
     error: float  # relative error of a product, against float64
     reference: float  # the same under "highest"
     gain: float  # time under "highest" over time under ``precision``
-    refused: float | None = None  # relative error of the products that were too inaccurate
+    refused: float | None = None  # relative error of "medium", where that was too large
 
     def __str__(self) -> str:
-        """Say what was chosen."""
+        """Describe the choice."""
         text = (
-            f"float32 products: {self.precision!r}, {self.gain:.2f} x the speed of 'highest', "
-            f"relative error {self.error:.1e} (highest: {self.reference:.1e})"
+            f"float32 matrix products: {self.gain:.2f} x PyTorch's speed with {self.precision!r}, "
+            f"relative error {self.error:.1e} (by default: {self.reference:.1e})"
         )
         if self.refused is not None:
             text += f"; 'medium' was refused for its error of {self.refused:.1e}"
@@ -38,16 +38,16 @@ class Products:
 
 
 SIZES = ((32, 512, 2048), (1024, 256, 1024))  # rows, inputs, outputs
-TOLERANCE = 4.0  # errors of float32 sums in another order; bfloat16 would be 10,000 times off
+TOLERANCE = 4.0  # times the reference's error: float32 in another order; bfloat16 has 10,000 times
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply, as everything does under the setting of the moment."""
+    """Multiply under the current precision setting."""
     return a @ b
 
 
 def _problems() -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield factors: those of a layer's output and of its two gradients, at each size."""
+    """Yield pairs of factors: for a layer's output and for its two gradients, at each size."""
     generator = torch.Generator().manual_seed(0)
     for rows, inputs, outputs in SIZES:
         x = torch.randn(rows, inputs, generator=generator)
@@ -63,11 +63,11 @@ def _error(precision: Precision) -> float:
     for a, b in _problems():
         exact = a.double() @ b.double()
         errors.append((matmul(a, b) - exact).norm() / exact.norm())
-    return float(torch.stack(errors).max())  # NaN where any is
+    return float(torch.stack(errors).max())  # NaN if any is
 
 
 def _seconds(repeats: int = 5) -> tuple[float, float]:
-    """Return summed best times under "highest" and "medium", measured in turn."""
+    """Return the summed best times under "highest" and "medium", measured alternately."""
     total = {"highest": 0.0, "medium": 0.0}
     for a, b in _problems():
         times: dict[str, list[float]] = {p: [] for p in total}
@@ -88,16 +88,16 @@ def _time(work: Callable[[], Tensor]) -> float:
 
 
 def choose_products() -> Products:
-    """Choose the fastest float32 products that are as accurate as float32, and set them.
+    """Set the fastest matmul precision that is as accurate as float32, and return it.
 
-    ``"medium"`` lets PyTorch use oneDNN, which on some processors is faster at full
-    accuracy, and on others computes in bfloat16: so accuracy is measured first. Where
-    measuring fails, the setting is ``"highest"``.
+    ``"medium"`` lets PyTorch use oneDNN. On some processors that is faster at full accuracy, but
+    on others it computes in bfloat16, so the accuracy is measured first. If measuring fails, the
+    setting is ``"highest"``.
     """
     chosen: Precision = "highest"
     try:
         reference, error = _error("highest"), _error("medium")
-        if not error <= TOLERANCE * reference:  # not a number is refused, too
+        if not error <= TOLERANCE * reference:  # written so that NaN is refused, too
             return Products("highest", reference, reference, 1.0, refused=error)
         slow, fast = _seconds()
         if fast >= slow:
@@ -109,10 +109,10 @@ def choose_products() -> Products:
 
 
 def keep_large_blocks() -> bool:
-    """Ask the C library to keep freed memory; return whether it was understood.
+    """Tell the C library to keep freed memory; return whether it agreed.
 
-    By default glibc returns every block of some megabytes to the system when it is freed; the
-    next use then costs a page fault for every 4 KiB. Linux with glibc only.
+    By default glibc returns a freed block of several megabytes to the system, and the next use
+    costs a page fault for every 4 KiB. Linux with glibc only.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -128,15 +128,15 @@ KERNELS = 96
 
 
 def limit_kernels() -> None:
-    """Let oneDNN keep at most ``KERNELS`` compiled kernels, unless the user has said otherwise.
+    """Limit oneDNN's cache to ``KERNELS`` compiled kernels, unless the user has set a limit.
 
-    oneDNN asks for its limit once, so this has an effect only before the first product.
+    oneDNN reads its limit once, so this has an effect only before the first product.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))
 
 
 def prepare_cpu() -> Products:
-    """Keep large blocks and few kernels, and choose the products, for this process."""
+    """Configure memory, oneDNN's kernel cache and float32 products for this process."""
     limit_kernels()
     keep_large_blocks()
     return choose_products()

@@ -1,4 +1,4 @@
-"""Greedy decoding's last product in bytes: rule tokens out, and compute the others exactly."""
+"""Greedy decoding's output projection: int8 rules most tokens out, the others are exact."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from torch import Tensor
 
 from annotated_transformer.fast.linear import CHUNK, FEW, float32_products, prepared_linear
 
-ZERO = 128  # the unsigned byte that stands for 0
-WORTH = 4_000_000  # elements of the matrix; a smaller one is multiplied as fast as screened
+ZERO = 128  # the unsigned byte that represents 0
+WORTH = 4_000_000  # elements of the matrix; for smaller ones the full product is as fast
 
 
 class Screen:
-    """The most probable token, with exact logits of those tokens only that it could be.
+    """Finds the most probable token, computing exact logits for the candidates only.
 
-    A product of 8-bit integers, whose error has a bound, rules the others out. The result is that
-    of the product in float32, up to float32's own rounding.
+    An int8 product with a bounded error rules the other tokens out. The result is that of the
+    float32 product, up to float32's own rounding.
 
     Args:
         weight: ``(vocab, d_model)``, float32 on a CPU.
-        bias: ``(vocab,)``; minus infinity forbids a token.
+        bias: ``(vocab,)``; minus infinity excludes a token.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self.weight, self.bias = weight.detach(), bias.detach()
-        missing = -len(weight) % CHUNK  # whole chunks, filled with tokens that cannot be
+        missing = -len(weight) % CHUNK  # fill the last chunk with excluded tokens
         self.floor = F.pad(self.bias, (0, missing), value=-math.inf)
         whole = torch.zeros(len(self.floor), weight.size(1), dtype=torch.int8)
         self.scales, lost = torch.ones(len(self.floor)), torch.empty(len(weight))
-        for start in range(0, len(weight), 512):  # so many rows stay in the cache
+        for start in range(0, len(weight), 512):  # as many rows as stay in the CPU's cache
             part = slice(start, min(start + 512, len(weight)))
             scale = byte_scale(self.weight[part], 1)
             self.scales[part] = scale.squeeze(1)
@@ -44,41 +44,41 @@ class Screen:
         self.size = float(self.weight.norm(dim=1).max()) + self.lost
 
     def rough(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Multiply ``x (rows, d_model)`` in bytes.
+        """Compute approximate logits of ``x (rows, d_model)`` in int8.
 
         Returns:
-            Logits ``(rows, CHUNK, chunks)``, and how far they are off at most ``(rows,)``.
+            Logits ``(rows, CHUNK, chunks)``, and a bound on their error ``(rows,)``.
         """
         scale = byte_scale(x)
         whole, lost = to_bytes(x, scale)
         if len(x) == 1:
-            whole = whole.expand(2, -1)  # oneDNN 3.12 multiplies one row of 256 in a slow loop
-        # Without AMX, oneDNN has fast kernels for unsigned bytes times signed ones only.
+            whole = whole.expand(2, -1)  # oneDNN 3.12 has only a slow loop for one row of 256
+        # Without AMX, oneDNN's fast kernels multiply unsigned bytes by signed ones only.
         y: Tensor = torch.ops.onednn.qlinear_pointwise.default(
             *(whole.add(ZERO).to(torch.uint8), float(scale), ZERO),
             *(self.bytes, self.scales, self.zeros, self.floor),
             *(1.0, 0, torch.float32, "none", [], ""),
         )
-        sums = x.size(1) * 2.0**-22  # of what float32 itself rounds
+        sums = x.size(1) * 2.0**-22  # the rounding of float32 itself
         error = x.norm(dim=1) * (self.lost + sums * self.size) + lost * self.size
         return y[: len(x)].view(len(x), CHUNK, -1), error
 
     def exact(self, x: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Compute logits of some tokens after some rows of ``x``: ``(n,)``."""
+        """Compute the exact logits of the pairs (row of ``x``, token): ``(n,)``."""
         products = self.weight.index_select(0, tokens).mul_(x.index_select(0, rows)).sum(1)
         return products.add_(self.bias.index_select(0, tokens))
 
     def left(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Say which tokens are not ruled out after ``x (rows, d_model)``.
+        """Return the candidate tokens for ``x (rows, d_model)``.
 
         Returns:
-            The row and the number of each token, ``(n,)`` and ``(n,)``; or None where there are
-            too many, or numbers are not finite.
+            The row and the id of each candidate, both ``(n,)``; None if there are too many, or
+            if values are NaN or infinite.
         """
         (rough, error), every = self.rough(x), torch.arange(len(x))
         tops = rough.amax(1)  # (rows, chunks)
         best = tops.argmax(1)
-        good = rough[every, :, best].argmax(1) * tops.size(1) + best  # not always the best one
+        good = rough[every, :, best].argmax(1) * tops.size(1) + best  # not always the best token
         least = self.exact(x, every, good.clamp_(max=len(self.bias) - 1)) - error
         rows, chunks = (tops >= least.unsqueeze(1)).nonzero().unbind(1)
         if len(chunks) > MOST * len(x) or not math.isfinite(least.sum()):
@@ -88,41 +88,41 @@ class Screen:
         return rows[which], places * tops.size(1) + chunks[which]
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        """Find the best token for each of ``x (rows, d_model)``: ``(rows,)``.
+        """Find the best token for each row of ``x (rows, d_model)``: ``(rows,)``.
 
         Returns:
-            None where the whole product has to be computed.
+            None if the full product has to be computed instead.
         """
         if (left := self.left(x)) is None:
             return None
         return first_largest(self.exact(x, *left), *left)
 
 
-MOST = 16  # chunks for each sentence; with more, the whole product is as fast
+MOST = 16  # candidate chunks per sentence; with more, the full product is as fast
 
 
 def byte_scale(x: Tensor, dim: int | None = None) -> Tensor:
-    """Return what 1 stands for, so that 127 stands for the largest of ``x`` (along ``dim``)."""
+    """Return the int8 scale that maps 127 to the largest magnitude in ``x`` (along ``dim``)."""
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return largest.div_(127).clamp_min_(torch.finfo(x.dtype).tiny)
 
 
 def to_bytes(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Round to integers, times a scale.
+    """Quantise to integers times a scale.
 
     Args:
         x: ``(rows, d)``.
-        scale: ``(rows, 1)``, or one for all.
+        scale: ``(rows, 1)``, or a scalar.
 
     Returns:
-        The integers ``(rows, d)`` of -127 to 127, and the norms of what they lose ``(rows,)``.
+        Integers from -127 to 127 ``(rows, d)``, and the norms of the rounding errors ``(rows,)``.
     """
     whole = (x / scale).round_()
     return whole, (x - whole * scale).norm(dim=1)
 
 
 def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """Return, for each row, the token of the largest value, and of several the first.
+    """Return the token with the largest value in each row; ties go to the smallest id.
 
     Args:
         values: ``(n,)``, a few for each row.
@@ -137,7 +137,7 @@ def first_largest(values: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
 
 @cache
 def multiplies_bytes() -> bool:
-    """Whether oneDNN multiplies bytes on this processor, and sums do not overflow."""
+    """Whether oneDNN supports int8 products on this CPU, without overflow in the sums."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False
     try:
@@ -149,7 +149,7 @@ def multiplies_bytes() -> bool:
 
 @cache
 def bytes_are_fast() -> bool:
-    """Whether a product in bytes takes at most two thirds of the time here; measured once."""
+    """Whether an int8 product takes at most 2/3 of float32's time here; measured once."""
     if not multiplies_bytes():
         return False
     x, weight, bias = torch.ones(FEW, 512), torch.ones(4096, 512), torch.zeros(4096)
@@ -157,6 +157,6 @@ def bytes_are_fast() -> bool:
         whole, screen = prepared_linear(weight, bias), Screen(weight, bias)
         slow = min(repeat(lambda: whole(x), number=1, repeat=7))
         fast = min(repeat(lambda: screen.rough(x), number=1, repeat=2))
-        if fast <= slow * 4:  # oneDNN's reference kernel is so slow that twice is enough
+        if fast <= slow * 4:  # oneDNN's reference kernel is so slow that two runs show it
             fast = min(repeat(lambda: screen.rough(x), number=1, repeat=7))
     return fast <= slow * 2 / 3

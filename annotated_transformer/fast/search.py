@@ -1,4 +1,4 @@
-"""Greedy and beam search with the fast layer: KV caches, and the best of many logits in chunks."""
+"""Greedy and beam search with the fast layer: KV caches, and top-k over chunks of logits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from annotated_transformer.translation.beam_search import stable_topk
 
 
 def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Equal to ``translation.beam_search.best_continuations``, without sorting all logits.
+    """Compute ``translation.beam_search.best_continuations`` without sorting all logits.
 
-    Only the chunks with the largest maxima can hold one of the best; only they are looked into.
+    Only the chunks with the largest maxima can hold one of the best, so only these are searched.
 
     Args:
         logits: Of the next token ``(sentences, beam, vocab)``.
@@ -25,14 +25,14 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
             there is none.
 
     Returns:
-        Log-probability, hypothesis and token, each ``(sentences, beam)``, the best first.
+        Log-probability, hypothesis and token, each ``(sentences, beam)``, best first.
     """
     _, width, size = logits.shape
     tops = chunk_maxima(logits)  # (sentences, beam, chunks)
     base = log_probs - log_total(logits, tops.amax(-1))  # (sentences, beam)
     tops = tops + base.unsqueeze(2)
     _, chunks = stable_topk(tops.flatten(1), width)
-    chunks = chunks.sort(-1).values.unsqueeze(2)  # equal candidates keep their order
+    chunks = chunks.sort(-1).values.unsqueeze(2)  # ties keep their order
     row, start = chunks // tops.size(2), chunks % tops.size(2) * CHUNK
     token = start + torch.arange(CHUNK, device=logits.device)  # (sentences, beam, CHUNK)
     inside, token = token < size, token.clamp(max=size - 1)
@@ -54,7 +54,7 @@ def chunk_maxima(logits: Tensor) -> Tensor:
 
 
 def log_total(logits: Tensor, largest: Tensor) -> Tensor:
-    """Return ``logits.logsumexp(-1)``, given the maxima, by the faster kernel of log_softmax."""
+    """Return ``logits.logsumexp(-1)``, given the maxima, with log_softmax's faster kernel."""
     return torch.maximum(largest - logits.log_softmax(-1).amax(-1), largest)
 
 

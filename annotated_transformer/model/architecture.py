@@ -1,5 +1,5 @@
 # Written from book/model/architecture.md: edit the chapter instead.
-"""Figure 1, from the outside in: encoder, decoder, layers, residuals, normalisation (§3, §3.1)."""
+"""Figure 1, from the outside in: encoder, decoder, layers, residuals, normalization (§3, §3.1)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
     def __init__(self, layer: EncoderLayer, N: int) -> None:
         super().__init__()
         self.layers = clones(layer, N)
-        # With the norm inside the residual branch, nothing has normalised the last sum.
+        # With the norm inside the residual branch, nothing has normalized the last sum.
         self.norm = LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
@@ -153,10 +153,10 @@ class DecoderLayer(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation (Ba et al., 2016): mean 0 and variance 1 at each position, rescaled.
+    """Layer normalization (Ba et al., 2016): mean 0 and variance 1 at each position, rescaled.
 
     Args:
-        features: Width of what is normalised.
+        features: Width of what is normalized.
         eps: Added to the variance, so that a constant vector does not divide by zero.
     """
 
@@ -174,7 +174,7 @@ class LayerNorm(nn.Module):
 
 
 class SublayerConnection(nn.Module):
-    """A residual connection around a sub-layer, with dropout and layer normalisation (§3.1, §5.4).
+    """A residual connection around a sub-layer, with dropout and layer normalization (§3.1, §5.4).
 
     Args:
         size: Width ``d_model``.

@@ -38,13 +38,17 @@ class MultiHeadedAttention(nn.Module):
         self.h, self.d_k, self.d_v = h, d_k, d_v
         w_qkv = [nn.Linear(d_model, h * d) for d in (d_k, d_k, d_v)]
         self.linears = nn.ModuleList([*w_qkv, nn.Linear(h * d_v, d_model)])
-        self.dropout = nn.Dropout(dropout)  # of the weights: not in the paper
+        self.dropout = nn.Dropout(dropout)  # of the weights: in §6.3, not §5.4
         self.attn: Tensor | None = None  # weights of the latest call
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,  # (batch or 1, n or 1, m)
     ) -> Tensor:
-        """Attend; inputs ``(batch, length, d_model)``, mask ``(batch, n, m)``."""
+        """Attend; inputs and result are ``(batch, length, d_model)``."""
         w_q, w_k, w_v, w_o = self.linears
         projected = w_q(query), w_k(key), w_v(value)
         q, k, v = (split_heads(x, self.h) for x in projected)

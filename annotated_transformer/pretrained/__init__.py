@@ -1,6 +1,6 @@
 """The small model that comes with the package: it translates the book's grammar, both ways.
 
-One Transformer, with layer normalisation after each residual sum as the paper prints it, reads
+One Transformer, with layer normalization after each residual sum as the paper prints it, reads
 German and writes English, or the reverse: which language it reads decides. The book follows one
 sentence through it, ``RUNNING``. ``python -m benchmarks.pretrained`` makes the model, and
 ``results/pretrained/model.json`` is the record.

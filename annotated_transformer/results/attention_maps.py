@@ -151,7 +151,8 @@ def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Fi
     """
     check_labels(weights, queries, keys)
     layers, h = weights.shape[:2]
-    figure, axes = canvas(layers, h, size=(1.5 * h + 1, 1.5 * layers + 1))
+    wide, tall = max(1.5, 0.12 * len(keys)), max(1.5, 0.12 * len(queries))  # room for labels
+    figure, axes = canvas(layers, h, size=(wide * h + 1, tall * layers + 1))
     look: dict[str, Any] = {"cmap": SEQUENTIAL, "vmin": 0, "vmax": 1, "cbar": False}
     look |= {"rasterized": True}  # many cells: smaller as an image
     for (layer, head), ax in [((i, j), axes[i, j]) for i in range(layers) for j in range(h)]:

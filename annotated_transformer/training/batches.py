@@ -47,7 +47,12 @@ def make_batch(
         sources: Token numbers of each source sentence, without special symbols.
         targets: Likewise for the target.
         special: Numbers of the special symbols.
+
+    Raises:
+        ValueError: There are not as many sources as targets.
     """
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources and {len(targets)} targets: they go in pairs")
     pad, bos, eos = special
     src = pad_sequences([[*s, eos] for s in sources], pad)
     return Batch(src, pad_sequences([[bos, *t, eos] for t in targets], pad), pad)

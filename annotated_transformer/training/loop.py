@@ -37,7 +37,7 @@ def batch_loss(
     out = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (batch, n, d_model)
     log_probs = model.generator(out).flatten(0, 1)  # (batch * n, vocab)
     gold = batch.tgt_y.flatten()  # (batch * n,)
-    loss = F.cross_entropy(
+    loss = F.cross_entropy(  # log-probabilities are logits too: their log-softmax is themselves
         log_probs, gold, ignore_index=batch.pad, label_smoothing=smoothing, reduction="sum"
     )
     nll = F.nll_loss(log_probs.detach(), gold, ignore_index=batch.pad, reduction="sum")

@@ -1,5 +1,5 @@
 # Written from book/translation/evaluation.md: edit the chapter instead.
-"""BLEU from its formula, the ways in which published numbers were counted, and chance."""
+"""BLEU from its formula, the ways in which published scores are computed, and significance."""
 
 from __future__ import annotations
 
@@ -103,6 +103,36 @@ def score(
     }
 
 
+def by_length(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    sources: Sequence[str],
+    bounds: Sequence[int] = (10, 15, 20, 30),
+    *,
+    lowercase: bool = False,
+) -> list[dict[str, Any]]:
+    """Score groups of sentences by the length of their source, in words between blanks.
+
+    ``bounds`` are the most words of each group but the last. For each group that has sentences
+    it returns the fewest and the most words, how many sentences, and their BLEU (``score``).
+
+    Raises:
+        ScoreError: The numbers of lines differ.
+    """
+    check_lines(hypotheses, references)
+    check_lines(sources, references)
+    lengths = np.array([len(line.split()) for line in sources])
+    groups = []
+    for group in range(len(bounds) + 1):
+        chosen = np.flatnonzero(np.searchsorted(bounds, lengths) == group).tolist()
+        if chosen:
+            sides = [[side[i] for i in chosen] for side in (hypotheses, references)]
+            group_of = {"least": int(lengths[chosen].min()), "most": int(lengths[chosen].max())}
+            bleu = score(*sides, lowercase=lowercase)["bleu"]
+            groups.append({**group_of, "sentences": len(chosen), "bleu": bleu})
+    return groups
+
+
 LANGUAGES = ("cs", "de", "en", "fr")  # that Moses has rules for, and we have text of
 
 
@@ -169,36 +199,6 @@ def protocols(
         found = metric.corpus_score(output, [wanted]).score
         scores[name] = {"bleu": round(found, 2), "signature": str(metric.get_signature())}
     return scores
-
-
-def by_length(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    sources: Sequence[str],
-    bounds: Sequence[int] = (10, 15, 20, 30),
-    *,
-    lowercase: bool = False,
-) -> list[dict[str, Any]]:
-    """Score groups of sentences by the length of their source, in words between blanks.
-
-    ``bounds`` are the most words of each group but the last. For each group that has sentences
-    it returns the fewest and the most words, how many sentences, and their BLEU (``score``).
-
-    Raises:
-        ScoreError: The numbers of lines differ.
-    """
-    check_lines(hypotheses, references)
-    check_lines(sources, references)
-    lengths = np.array([len(line.split()) for line in sources])
-    groups = []
-    for group in range(len(bounds) + 1):
-        chosen = np.flatnonzero(np.searchsorted(bounds, lengths) == group).tolist()
-        if chosen:
-            sides = [[side[i] for i in chosen] for side in (hypotheses, references)]
-            group_of = {"least": int(lengths[chosen].min()), "most": int(lengths[chosen].max())}
-            bleu = score(*sides, lowercase=lowercase)["bleu"]
-            groups.append({**group_of, "sentences": len(chosen), "bleu": bleu})
-    return groups
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class TokenizerError(ValueError):
 class Tokenizer(Protocol):
     """What the model's side needs of a tokenizer.
 
-    Number 0 to 3 are the special tokens of the notation chapter; no text is ever
+    Numbers 0 to 3 are the special tokens of the notation chapter; no text is ever
     encoded as padding, beginning or end.
     """
 

@@ -59,6 +59,7 @@ def test_price_in_updates() -> None:
         (PRICES, "2 + 0.01 * s", "holds at our scale"),
         (PRICES, "0.5 - 0.01 * s", "does not hold at our scale"),
         (PRICES, "1 + 0.1 * (-1) ** s", "not resolved"),
+        (PRICES, "2 + 0.01 * s if unit == 'seconds' else 0.5 - 0.01 * s", "not resolved"),
         ("folder = find_records()", "folder = None", "not yet run"),
     ],
 )
@@ -80,7 +81,8 @@ def test_a_record_of_another_model_does_not_move_the_level() -> None:
 
 QUICK = {"def update_seconds": "update_seconds = lambda model, n: 1.0\nLENGTHS, TOKENS = (8,), 8\n"
          "per_token = {name: (list(LENGTHS), [1.0]) for name in MODELS}",
-         "def operations": "pass", "for name in MODELS:\n    model = built": "pass"}  # fmt: skip
+         "def operations": "work = dict.fromkeys(MODELS, 1e6)",
+         "def own_weights": "pass"}  # fmt: skip
 ADDED: dict[str, dict[str, Any]] = {
     "another seed, better": {"seed": 9, "better": 0.2, "seconds": 0.5},
     "another seed, never there": {"seed": 9, "better": -3.0},

@@ -188,7 +188,8 @@ def test_paper_shows_what_can_be_read_and_no_buttons(page: Page, site: str) -> N
     )
     assert cut == 0
     unbroken = page.evaluate(  # long code would leave half a page blank
-        """() => [...document.querySelectorAll(".bd-article :is(.cell_input, .cell_input div, pre)")]
+        """() => [...document.querySelectorAll(".bd-article :is(.cell_input, .cell_input *, pre)")]
+          .filter((e) => e.matches("div, pre"))
           .map((e) => getComputedStyle(e))
           .filter((style) => style.breakInside !== "auto" || style.containerType !== "normal"
             || !["block", "none"].includes(style.display)).length"""

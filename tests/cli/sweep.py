@@ -25,7 +25,7 @@ TRAIN = f"train {FILES} {SIZES} --out run"
 PREPARE = f"prepare p {FILES} --vocabulary 300 --workers 1 --quiet"
 TEXT = "Der Hund schläft .\n" * 8
 REMEDY = re.compile(  # words that tell what to do, or what is possible
-    r"\b(?:must|give|take|choose|check|see|mean|lower|raise|free|delete|move|mend|train|fetch|use|"
+    r"\b(?:must|download|redirect|reduce|remove|write|read|give|take|choose|check|see|mean|lower|raise|free|delete|move|mend|train|fetch|use|"
     r"convert|split|name|needs?|not for|is for|together|brings|try|start|unset|wait|drop|install|"
     r"run|send|correct|leave|prepare|goes on|missing value|missing from|expected)\b",
     re.IGNORECASE,

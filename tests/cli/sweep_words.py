@@ -171,6 +171,7 @@ train --tokenizer words --size 9 --tie all              | tie
 train --pair de-de                                      | de-de
 train --pair xx                                         | xx
 train --pair de-fr                                      | fr
+train --lr 0.1                                          | --peak
 train --corpus multi30k --mirror nowhere                | nowhere
 train --corpus iwslt2014 --pair de-fr --mirror nowhere  | fr
 train --recipe grammar.json                             | grammar.json
@@ -194,7 +195,10 @@ translate --beam 9999                                   | --beam
 translate @text/latin                                   | latin
 evaluate                                                | --hypotheses
 evaluate nowhere                                        | nowhere
-evaluate @run                                           | --corpus
+evaluate @run                                           | --test-files
+evaluate @run --test-files a b --corpus grammar         | --test-files
+evaluate @run --test-files nowhere @text/test.en        | nowhere
+evaluate @run --test-files a                            | --test-files
 evaluate @run --corpus grammar --split nope             | nope
 evaluate @run --corpus grammar --mirror m               | --mirror
 evaluate @run --corpus nope                             | nope

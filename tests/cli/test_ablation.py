@@ -26,7 +26,7 @@ def test_ablation_leaves_a_record(
     averaged = tmp_path / "copy" / "averaged.safetensors"
     whole = averaged.read_bytes()
     averaged.unlink()
-    assert "averaged.safetensors: is not there; train with --average" in fails(
+    assert "averaged.safetensors: missing; train with --average" in fails(
         capsys, "ablation", tmp_path / "copy"
     )  # and nothing was printed: no search was made in vain
     averaged.write_bytes(whole)

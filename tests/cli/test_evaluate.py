@@ -31,6 +31,12 @@ def test_evaluate_two_files(tmp_path: Path, capsys: Capture) -> None:
     assert "page: an HTML page" in fails(capsys, *words)
 
 
+def test_one_sentence_is_singular(tmp_path: Path, capsys: Capture) -> None:
+    files = [write(tmp_path / name, ["a small dog sleeps ."]) for name in ("is", "should")]
+    assert main(["evaluate", "--hypotheses", files[0], "--references", files[1]]) == 0
+    assert ", 1 sentence\n" in capsys.readouterr().out
+
+
 def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
     words = ["evaluate", str(trained), "--corpus", "grammar", "--quiet"]
@@ -39,7 +45,7 @@ def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.Mo
     assert main(words) == 0
     assert "grammar test, beam 4, alpha 0.6, 4 sentences" in capsys.readouterr().out
     assert "no split 'nope'" in fails(capsys, *words, "--split", "nope")
-    assert "--corpus files: choose among" in fails(capsys, "evaluate", trained)
+    assert "give --test-files SOURCE TARGET" in fails(capsys, "evaluate", trained)
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,13 @@ def test_options_need_nothing_heavy(line: str, status: int) -> None:
 )
 def test_a_missing_extra_is_named(missing: str, line: str, extra: str) -> None:
     done = python(BLOCKED, missing, *line.split())
-    told = f'annotated-transformer: needs {missing}: pip install "annotated-transformer[{extra}]"\n'
+    told = f'annotated-transformer: needs {missing}: pip install ".[{extra}]" in its folder\n'
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
 def test_what_plots_need_is_an_extra_of_its_own() -> None:
     error = ModuleNotFoundError("No module named 'matplotlib.figure'", name="matplotlib.figure")
-    assert describe(error) == 'needs matplotlib: pip install "annotated-transformer[plots]"'
+    assert describe(error) == 'needs matplotlib: pip install ".[plots]" in its folder'
     ours = "annotated_transformer.cli.nothing"
     assert describe(ModuleNotFoundError("none", name=ours)) is None
 
@@ -85,4 +85,4 @@ def test_no_memory_is_told_with_a_remedy(capsys: Capture, monkeypatch: pytest.Mo
         raise MemoryError
 
     monkeypatch.setattr(module, "run", fail)
-    assert "out of memory; lower --max-tokens" in fails(capsys, "train")
+    assert "out of memory; reduce --max-tokens" in fails(capsys, "train")

@@ -14,7 +14,7 @@ from annotated_transformer.cli.main import main
 from annotated_transformer.cli.parsing import unboxed
 from tests.cli.command import Capture, fails
 
-OUT_OF_MEMORY = "out of memory; lower --max-tokens, --beam or the size of the model"
+OUT_OF_MEMORY = "out of memory; reduce --max-tokens, --beam or the size of the model"
 
 
 @pytest.mark.parametrize(
@@ -79,28 +79,31 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("evaluate --hypotheses a --references b --split val", "--split: is for a system"),
         ("evaluate --hypotheses a --references b --averaged", "--averaged: is for a system"),
         ("evaluate", "--hypotheses"),
-        ("translate nowhere", "nowhere: no checkpoint here"),
+        ("translate nowhere", "nowhere: no such folder"),
         ("train --corpus prepared", "--prepared FOLDER go together"),
         ("train --corpus grammar --prepared p", "go together"),
         ("train --prepared p --corpus grammar", "go together"),
         ("train --prepared nowhere", "nowhere: not prepared"),
         ("prepare p", "--train-files"),
-        ("prepare p --corpus grammar --train-files a b", "brings its files: give no others"),
+        ("prepare p --corpus grammar --train-files a b", "has its own files; leave it out"),
         ("prepare p --corpus wmt99", "--corpus wmt99: choose among files, grammar"),
         ("prepare p --corpus multi30k --pair de-xx", "no language pair 'de-xx'"),
         ("prepare p --vocabulary 0", "--vocabulary 0"),
         ("prepare p --max-len 70000", "--max-len 70000"),
         ("prepare p --workers 0", "--workers 0"),
-        ("train --train-files a b", "--corpus files: give --train-files and --valid-files"),
+        ("train --train-files a b", "--valid-files is missing: give two files"),
         ("train --train-files a b --valid-files c d", "a: no such file"),
-        ("train --corpus multi30k --train-files a b", "--train-files: for --corpus files"),
+        ("train --corpus multi30k --train-files a b", "--train-files: only for --corpus files"),
         ("train --corpus grammar --mirror m", "--mirror: --corpus grammar needs no download"),
         ("train --mirror m", "--mirror: --corpus grammar needs no download"),
         ("prepare p --corpus grammar --mirror m", "--mirror: --corpus grammar needs no download"),
-        ("evaluate --hypotheses a --references b --language de", "--language: is for --protocols"),
-        ("evaluate m --language de", "--language: is for two files"),
+        (
+            "evaluate --hypotheses a --references b --language de",
+            "--language: has no effect without",
+        ),
+        ("evaluate m --language de", "--language: only for two files"),
         ("evaluate m --averaged --best", "--averaged or --best, not both"),
-        ("train --recipe multi", "--recipe multi: no file, nor one of"),
+        ("train --recipe multi", "--recipe multi: neither a file nor one of"),
         ("train --out=", "--out: is empty; give a value"),
         ("train --udpates 3", "--updates? see annotated-transformer train --help"),
         ("translate m --baem 3", "--beam? see annotated-transformer translate --help"),
@@ -151,7 +154,7 @@ def test_an_unknown_box_is_still_a_line() -> None:
         (
             OSError(errno.ENOSPC, "No space left on device"),
             2,
-            "an output: No space left on device; check the path, its rights and the space",
+            "an output: No space left on device; check the path, permissions and disk space",
         ),
         (KeyboardInterrupt(), 130, "interrupted"),
         (KeyboardInterrupt(signal.SIGTERM), 143, "interrupted"),

@@ -30,7 +30,7 @@ def test_a_full_disk_is_an_error(unbuffered: str) -> None:
         command = [sys.executable, "-c", WRITE, "20000"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment)
     told = b"annotated-transformer: standard output: cannot be written: No space left on device"
-    assert (done.returncode, done.stderr) == (2, told + b"; send it elsewhere\n")
+    assert (done.returncode, done.stderr) == (2, told + b"; redirect it elsewhere\n")
 
 
 class Slow(io.RawIOBase):
@@ -92,7 +92,7 @@ def test_the_input_is_not_overwritten(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "link").symlink_to(path)
     for name in (path, str(tmp_path / "link")):
         line = fails(capsys, "translate", "m", path, "-o", name)
-        assert f"--output {name}: is the input, too" in line
+        assert f"--output {name}: is also the input" in line
     assert Path(path).read_text() == "gut\n"
 
 

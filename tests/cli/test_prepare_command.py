@@ -80,7 +80,7 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
     assert "test.de: no such file" in fails(capsys, *both[:-2], "--split", "test")
     turned = tmp_path / "turned"
     assert main(["prepare", str(turned), *words[2:], "--pair", "en-de"]) == 0
-    assert "is en-de, the system de-en" in fails(capsys, *assess, "--prepared", turned)
+    assert "is en-de, but the system is de-en" in fails(capsys, *assess, "--prepared", turned)
     os.truncate(out / "shards" / "train-00000.safetensors", 2000)
     capsys.readouterr()
     assert main(train) == 2
@@ -149,4 +149,4 @@ def test_prepare_is_interrupted(
 
     monkeypatch.setattr(prepare, "prepare", interrupted)
     words: list[str | Path] = ["prepare", tmp_path / "p", *texts]
-    assert "goes on from there" in fails(capsys, *words, status=130)
+    assert "run the same command to resume" in fails(capsys, *words, status=130)

@@ -64,7 +64,7 @@ def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> Non
             assert interrupted.stderr is not None
             message = interrupted.stderr.read()
         assert interrupted.returncode == 130
-        assert re.search(r"interrupted( after update \d+; the same command goes on.*)?$", message)
+        assert re.search(r"interrupted( after update \d+; run the same command.*)?$", message)
         assert "Traceback" not in message
         with start(words) as last:
             assert last.stderr is not None
@@ -102,7 +102,7 @@ def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_pa
         assert process.stderr is not None
         message = process.stderr.read()
     assert process.returncode != 0
-    assert re.search(r"interrupted after update \d+; the same command goes on", message), message
+    assert re.search(r"interrupted after update \d+; run the same command", message), message
     done = int(checkpoint_paths(tmp_path / "run")[-1].stem)
     assert 0 < done < 30
     with start_together(words) as process:

@@ -93,7 +93,7 @@ def test_blank_lines_are_reported(texts: list[str], tmp_path: Path, capsys: Capt
     files = [write(tmp_path / name, lines) for name in ("a.de", "a.en")]
     words = ["train", *SIZES.split(), *texts[3:], "--train-files", *files, "--updates", "1"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    assert "1 of 42 pairs dropped, a side is blank: lines 41" in capsys.readouterr().err
+    assert "1 of 42 pairs dropped with a blank side: lines 41" in capsys.readouterr().err
 
 
 def test_a_mirror_without_the_file(
@@ -156,7 +156,7 @@ def test_a_known_corpus_is_looked_over(
     train.load_texts(defaults({"corpus": "iwslt2014"}).data, bar=False)
     said = capsys.readouterr().err
     assert "line n is translated by line n-1 of a.en" in said
-    assert "9 different source sentences of val stand in the training text too" in said
+    assert "9 distinct source sentences of val also occur in the training text" in said
 
 
 def test_files_are_looked_over(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
@@ -172,7 +172,7 @@ def test_files_are_looked_over(texts: list[str], tmp_path: Path, capsys: Capture
     assert main([*words, "--updates", "1", "--out", str(tmp_path / "m")]) == 0
     said = capsys.readouterr().err
     assert "line n is translated by line n-1 of d.en" in said
-    assert "299 different source sentences of val stand in the training text too" in said
+    assert "299 distinct source sentences of val also occur in the training text" in said
 
 
 def test_the_end_names_folder_record_and_next_command(
@@ -195,7 +195,7 @@ def test_a_rank_without_its_world_is_told(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     line = fails(capsys, "train", *SIZES.split(), *texts, "--out", tmp_path / "run")
-    assert "RANK is set and WORLD_SIZE" in line
+    assert "RANK is set but WORLD_SIZE" in line
 
 
 def test_own_files_need_no_corpus(texts: list[str], tmp_path: Path) -> None:

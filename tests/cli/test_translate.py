@@ -145,7 +145,7 @@ def test_no_output_replaces_a_file_of_the_package(tmp_path: Path, capsys: Captur
     path = write(tmp_path / "in", [GERMAN])
     for name in ("model.safetensors", "config.json", "sha256sums.txt"):
         line = fails(capsys, "translate", path, "-o", FOLDER / name)
-        assert "is the input, too" in line
+        assert "is also the input" in line
 
 
 def mean(folder: Path) -> dict[str, list[float]]:
@@ -163,9 +163,9 @@ def test_average_and_take_the_average(trained: Path, tmp_path: Path, capsys: Cap
     assert mean(folder) != whole
     assert main(["average", str(folder)]) == 0
     assert mean(folder) == whole
-    assert "2 snapshots were kept, 3 are" in fails(capsys, "average", folder, "--last", "3")
+    assert "cannot average 3 of 2 snapshots" in fails(capsys, "average", folder, "--last", "3")
     shutil.rmtree(folder / "snapshots")
-    assert "kept no snapshots to average" in fails(capsys, "average", folder)
+    assert "has no snapshots to average" in fails(capsys, "average", folder)
     (folder / "model.safetensors").unlink()
     text = write(tmp_path / "in", ["Der Hund schläft ."])
     assert "model.safetensors" in fails(capsys, "translate", folder, text)
@@ -210,7 +210,7 @@ def test_a_device_that_is_not_there(trained: Path, texts: list[str], capsys: Cap
     ):
         if not there:
             line = fails(capsys, "translate", trained, texts[4], "--device", name)
-            assert f"--device {name}: PyTorch finds none here; try --device cpu" in line
+            assert f"--device {name}: PyTorch finds no such device here; try --device cpu" in line
     assert main(["translate", str(trained), texts[4], "--device", "cpu", "--quiet"]) == 0
 
 

@@ -153,7 +153,7 @@ def test_unequal_counts(extra: int, size: int) -> None:
     sides[extra].append("z")
     names = ("t", "s") if extra == 0 else ("s", "t")
     text = message(lambda: list(clean(("s", sides[0]), ("t", sides[1]), CleaningReport())))
-    assert f"{names[0]} ends after line {size}, and {names[1]} goes on" in text
+    assert f"{names[0]} ends after line {size}, but {names[1]} continues" in text
 
 
 def test_drift_is_an_error_or_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_blank_lines_are_dropped_in_training_and_kept_in_evaluation(tmp_path: Pa
     text = read_parallel(source, target)
     assert list(text) == [("a", "A"), ("e", "E")]
     assert text.blank == (2, 3, 4)
-    assert text.report() == "3 of 5 pairs dropped, a side is blank: lines 2, 3, 4"
+    assert text.report() == "3 of 5 pairs dropped with a blank side: lines 2, 3, 4"
     kept = read_parallel(source, target, drop_blank=False)
     assert len(kept) == 5
     assert kept.blank == ()
@@ -113,7 +113,7 @@ def test_lines_that_are_counted_without_others_are_told(tmp_path: Path) -> None:
     text = b"<url>u</url>\na\n\nb\n"
     paths = [write(tmp_path / f"train.tags.de-en.{side}", text) for side in ("de", "en")]
     pairs = read_parallel(*paths)
-    assert pairs.report() == "1 of 3 pairs dropped, a side is blank: lines 2 (without tags)"
+    assert pairs.report() == "1 of 3 pairs dropped with a blank side: lines 2 (without tags)"
     assert place(pairs, 1, 0) == "train.tags.de-en.de (without tags), line 3"
     both = corpora._joined([pairs, pairs])
     assert both.report().endswith("lines 2, 5 (of all files together)")
@@ -157,7 +157,7 @@ def test_two_codes_of_letters_are_a_pair(source: str, target: str) -> None:
 def test_what_is_no_pair(pair: str) -> None:
     text = message(lambda: language_codes(pair))
     assert repr(pair) in text
-    assert "as de-en" in text
+    assert "such as de-en" in text
 
 
 @given(st.text(), st.sampled_from(["/", "\\", ".", "\0", " ", ":", "\n", "\u2044"]), st.text())
@@ -204,7 +204,7 @@ def test_sgml_that_is_no_xml(tmp_path: Path) -> None:
         ('<seg id="1">a\n<seg id="2">b</seg>', "line 1: a segment without"),
         ('<seg id="1">a</seg>\n<seg id="2">b', "line 2: a segment without"),
         ("\n\nb</seg>", "line 3: a segment without"),
-        ('<seg id="1">a</seg>\n<seg id="1">b</seg>', "line 2: segment /1 is there twice"),
+        ('<seg id="1">a</seg>\n<seg id="1">b</seg>', "line 2: segment /1 occurs twice"),
     ],
 )
 def test_broken_segments_name_their_line(text: str, words: str, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_segments_must_have_the_same_names(tmp_path: Path) -> None:
     for language, numbers in (("de", "123"), ("en", "124")):
         rows = [(n, f"{language} {n}") for n in numbers]
         (tmp_path / f"set.{language}.xml").write_text(segments(*rows))
-    with pytest.raises(CorpusError, match=r"its segment 3 is 7/4, that of .* is 7/3"):
+    with pytest.raises(CorpusError, match=r"segment 3 is 7/4, but in .* it is 7/3"):
         read_parallel(tmp_path / "set.de.xml", tmp_path / "set.en.xml")
 
 
@@ -398,7 +398,7 @@ def test_load_corpus_by_the_mirror(mirror: Path, monkeypatch: pytest.MonkeyPatch
     paths = [path.relative_to(mirror).as_posix() for path in mirror.rglob("*.gz")]
     files = {path: known(mirror, path) for path in paths}
     monkeypatch.setattr(corpora, "FILES", files)
-    with pytest.raises(CorpusError, match="multi30k train: has 3 lines, it should have 29000"):
+    with pytest.raises(CorpusError, match="multi30k train: has 3 lines, but should have 29000"):
         load_corpus("multi30k", "de-en", "train", mirror=mirror)
     monkeypatch.setitem(corpora.SOURCES["corpora"]["multi30k"], "lines", {"train": 3, "val": 3})
     text = load_corpus("multi30k", "de-en", "train", mirror=mirror)
@@ -409,7 +409,7 @@ def test_load_corpus_by_the_mirror(mirror: Path, monkeypatch: pytest.MonkeyPatch
     back = load_corpus("multi30k", "fr-de", "val", mirror=mirror, size=2)
     assert list(back) == [("un", "eins"), ("deux", "")]
     assert message(lambda: load_corpus("multi30k", "cs-de", "val", mirror=mirror)) == (
-        "multi30k: val does not exist in cs and de"
+        "multi30k: val does not exist for cs and de"
     )
 
 
@@ -458,7 +458,7 @@ def test_iwslt_from_its_archive(
     assert len(test.checksums) == 2 * len(test)
     for split in CORPORA[name]:
         assert load_corpus(name, "de-en", split, mirror=tmp_path, cache=tmp_path / "c")
-    assert "does not exist in fr and en" in message(lambda: load_corpus(name, "fr-en"))
+    assert "does not exist for fr and en" in message(lambda: load_corpus(name, "fr-en"))
 
 
 @pytest.mark.parametrize("pair", ["de-en", "en-de", "fr-en", "en-fr"])
@@ -545,7 +545,7 @@ def test_the_grammar_is_the_same_in_another_process() -> None:
         ({"name": "multi30k", "split": "test"}, "test_2016_flickr"),
         ({"name": "multi30k", "pair": "it-en"}, "two of de, en, fr, cs"),
         ({"name": "multi30k", "pair": "en-en"}, "two of de, en, fr, cs"),
-        ({"name": "grammar", "pair": "de"}, "two of de, en, as de-en"),
+        ({"name": "grammar", "pair": "de"}, "two of de, en, such as de-en"),
         ({"name": "grammar", "size": 0}, "at least 1"),
     ],
 )

@@ -245,7 +245,7 @@ def test_wrong_bytes_then_second_source(server: Server, get: Callable[..., Path]
 def test_a_longer_file_is_not_read_to_its_end(server: Server, get: Callable[..., Path]) -> None:
     server.contents["long"] = CONTENT + bytes(50_000_000)
     text = message(lambda: get(remote(server, "long")))
-    assert f"more than {len(CONTENT)} bytes arrived" in text
+    assert f"received more than {len(CONTENT)} bytes" in text
     assert server.sent["long"] < 20_000_000
 
 
@@ -482,7 +482,7 @@ def test_a_length_too_small(server: Server, get: Callable[..., Path], tmp_path: 
     server.lengths["lies"] = len(CONTENT) - 1000
     text = message(lambda: get(unknown(server, "lies")))
     assert "c/x.gz" in text
-    assert f"{server.url('lies')}: other bytes than expected: damaged or cut short" in text
+    assert f"{server.url('lies')}: unexpected contents: damaged or cut short" in text
     assert no_leftovers(tmp_path)
     assert get(unknown(server, "lies", "good")).read_bytes() == CONTENT
 
@@ -529,7 +529,7 @@ def test_a_false_rest(server: Server, get: Callable[..., Path], told: str, rest:
     server.contents["x"] = server.contents["y"] = CONTENT
     server.ranges["x"], server.rests["x"], server.breaks["x"] = told, rest, [70_000]
     text = message(lambda: get(remote(server, "x"), attempts=2))
-    assert f"c/x.gz: not downloaded ({server.url('x')}: " in text
+    assert f"c/x.gz: download failed ({server.url('x')}: " in text
     server.breaks["x"] = [70_000]
     assert get(remote(server, "x")).read_bytes() == CONTENT  # begun again
     other = dataclasses.replace(remote(server, "x", "y"), path="c/other.gz")
@@ -567,7 +567,7 @@ def test_no_more_than_the_bound_is_taken(
     assert get(file).read_bytes() == CONTENT
     server.contents["y"], server.lengths["y"] = CONTENT + b"!", None
     text = message(lambda: get(unknown(server, "y", path="c/y.txt")))
-    assert f"more than {SIZE} bytes arrived" in text
+    assert f"received more than {SIZE} bytes" in text
     assert files_below(tmp_path / "cache") == ["x.txt"]
 
 
@@ -602,7 +602,7 @@ def test_what_is_packed_is_read_to_its_end(
     for bad in (content[:-5], content[:place], flipped):
         server.contents["bad"] = bad
         text = message(lambda: get(unknown(server, "bad", path=f"c/x.{kind}")))
-        assert f"c/x.{kind}: not downloaded ({server.url('bad')}: " in text
+        assert f"c/x.{kind}: download failed ({server.url('bad')}: " in text
         assert "damaged or cut short" in text
         assert no_leftovers(tmp_path)
     path = get(unknown(server, "bad", "good", path=f"c/x.{kind}"))
@@ -615,7 +615,7 @@ def test_what_unpacks_to_too_much_is_refused(
     server.contents["x"] = gzip.compress(bytes(100_000))
     monkeypatch.setattr(downloads, "MAX_BYTES", 99_999)
     text = message(lambda: get(unknown(server, "x")))
-    assert "more than 99999 bytes come out of it" in text
+    assert "it unpacks to more than 99999 bytes" in text
     monkeypatch.setattr(downloads, "MAX_BYTES", 100_000)
     assert get(unknown(server, "x")).read_bytes() == server.contents["x"]
 

@@ -178,7 +178,7 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     files, out = write(tmp_path / "plain"), tmp_path / "out"
     (out / "text").mkdir(parents=True)
     (out / "text" / "thesis.txt").write_text("mine")
-    assert f"{out}: is in use" in message(lambda: run(out, files))
+    assert f"{out}: has other files" in message(lambda: run(out, files))
     assert (out / "text" / "thesis.txt").read_text() == "mine"
 
 
@@ -194,7 +194,7 @@ def test_without_a_home_a_mirror_will_do(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("pwd.getpwuid", nobody)
     (tmp_path / "multi30k").mkdir()
     text = message(lambda: load_corpus("multi30k", split="val", mirror=tmp_path, progress=False))
-    assert "no home directory: name a folder for files by XDG_CACHE_HOME" in text
+    assert "no home directory; set XDG_CACHE_HOME to a folder for files" in text
     for language in ("de", "en"):  # what is there need not be kept anywhere
         (tmp_path / f"multi30k/val.{language}.gz").write_bytes(b"altered")
     text = message(lambda: load_corpus("multi30k", split="val", mirror=tmp_path, progress=False))

@@ -29,8 +29,8 @@ def test_every_two_splits_are_compared_in_both_languages(
             if shared := {line for line in own if line} & set(lines(other, side)):
                 place = "the training text" if other == "train" else other
                 parts.append(
-                    f"{len(shared)} different {name} sentences of {split} stand in {place} too, "
-                    f"the first in its line {min(map(own.index, shared)) + 1}"
+                    f"{len(shared)} distinct {name} sentences of {split} also occur in {place}, "
+                    f"the first on line {min(map(own.index, shared)) + 1} of {split}"
                 )
         if parts:
             expected.append(("train" if other == "train" else split, "; ".join(parts)))
@@ -64,5 +64,5 @@ def test_warnings_about_texts_in_memory() -> None:
     assert drift.startswith("a.de, line 50")
     assert int(drift.split("line ")[1].split(":")[0]) in range(496, 514)
     assert "by line n-1 of a.en" in drift
-    assert both.startswith("1 different source sentences of test stand in the training text")
+    assert both.startswith("1 distinct source sentences of test also occur in the training text")
     assert next(corpus_warnings(train, {"val": drifted})) == drift

@@ -191,7 +191,9 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path, files: Any) -> No
 def test_preparing_again_does_nothing(tmp_path: Path, files: Any) -> None:
     run(tmp_path / "out", files)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    assert run(tmp_path / "out", files) == [f"{tmp_path / 'out'}: is prepared; nothing to do"]
+    assert run(tmp_path / "out", files) == [
+        f"{tmp_path / 'out'}: is already prepared; nothing to do"
+    ]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
@@ -353,7 +355,7 @@ def test_killed_while_it_begins_again(
 def test_a_folder_in_use_is_left_alone(tmp_path: Path, files: Any) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
-    assert "in use" in message(lambda: run(tmp_path / "out", files))
+    assert "other files" in message(lambda: run(tmp_path / "out", files))
     assert contents(tmp_path / "out") == {"thesis.txt": b"mine"}
     for plan in ("{", "{}", "[]", '{"options": 1}'):
         (tmp_path / "out" / "plan.json").write_text(plan)
@@ -390,8 +392,8 @@ def test_sentences_of_the_test_in_the_training_text_are_reported(
     shared = [(CORPUS.source[7], "something else"), (CORPUS.source[9], CORPUS.target[9])]
     write(tmp_path, "val", [*list(VALID), *shared, shared[0]])
     said = "\n".join(run(tmp_path / "out", files))
-    assert "2 different source sentences of val" in said
-    assert f"the first in its line {len(VALID) + 1}" in said
+    assert "2 distinct source sentences of val" in said
+    assert f"the first on line {len(VALID) + 1} of val" in said
     assert len(Prepared(tmp_path / "out").tokens()) == len(CORPUS)
 
 
@@ -400,7 +402,7 @@ def test_what_two_texts_for_evaluation_share_is_reported(tmp_path: Path, files: 
     write(tmp_path, "val", [*VALID, both])
     files["test"] = [write(tmp_path, "test", [("neu", "new"), both])]
     said = run(tmp_path / "out", files)
-    note = "1 different source sentences of test stand in val too, the first in its line 2; "
+    note = "1 distinct source sentences of test also occur in val, the first on line 2 of test; "
     note += note.replace("source", "target")[:-2]
     assert f"test: {note}" in said
     reports = Prepared(tmp_path / "out").reports
@@ -417,7 +419,7 @@ def test_a_text_for_evaluation_that_drifts(tmp_path: Path, files: Any) -> None:
     assert said.startswith("val.de, line ")
     assert abs(int(said.split("line ")[1].split(":")[0]) - 201) <= 12
     assert "by line n-1 of val.en" in said
-    assert said.endswith("go on with --allow-drift")
+    assert said.endswith("continue with --allow-drift")
     options = replace(OPTIONS, allow_drift=True)
     (noted,) = (line for line in run(tmp_path / "out", files, options) if "line n-1" in line)
     found = Prepared(tmp_path / "out")
@@ -454,7 +456,7 @@ def test_what_is_too_long_for_the_shards_is_said(tmp_path: Path, files: Any) -> 
     assert places == {"train": [101, 111], "val": [5]}
     why = "pairs left out, more than 60 tokens (--max-len), first pair"
     assert said[-2:] == [
-        f"warning: val: 1 of 12 {why} 5; the loss is measured on the other 11 alone",
+        f"warning: val: 1 of 12 {why} 5; the loss is measured on the other 11 only",
         f"train: 2 of 300 {why} 101",
     ]
     for split, lost in places.items():
@@ -476,7 +478,7 @@ def test_a_split_without_pairs_is_named_with_the_option(
     text = message(lambda: run(tmp_path / "out", files, short))
     assert text == f"{split}: no pair is left, all 300 have more than 30 tokens; raise --max-len"
     said = run(tmp_path / "out", files, replace(short, max_len=256))
-    assert "starts over, with other options" in said[0]
+    assert "starting over with other options" in said[0]
     assert len(Prepared(tmp_path / "out").tokens(split)) == 300
 
 
@@ -495,7 +497,7 @@ def test_what_cannot_be_prepared(tmp_path: Path, files: Any) -> None:
     )
     for folder in ("2", "4"):  # put right, it begins again
         said = run(tmp_path / folder, files)
-        assert "starts over, with other" in said[0]
+        assert "starting over with other" in said[0]
         assert len(Prepared(tmp_path / folder).tokens()) == 300
     assert "no such file" in message(
         lambda: run(tmp_path / "5", {"train": [(tmp_path / "none", train[1])]})
@@ -595,7 +597,7 @@ def test_both_commands_read_a_file_alike(
 
 def test_texts_in_segments_must_belong_together(tmp_path: Path, files: Any) -> None:
     files["train"] = [numbered(tmp_path, "xml", 100)]
-    assert "its segment 1 is 1/1, that of" in message(lambda: run(tmp_path / "out", files))
+    assert "segment 1 is 1/1, but in" in message(lambda: run(tmp_path / "out", files))
 
 
 def test_a_report_says_that_lines_are_not_those_of_the_file(tmp_path: Path, files: Any) -> None:
@@ -641,7 +643,7 @@ def test_a_folder_of_an_older_format_is_to_be_prepared_again(tmp_path: Path, fil
         data.get("plan", data)["format"] = 1
         (out / name).write_text(json.dumps(data), encoding="utf-8")
     text = message(lambda: Prepared(out))
-    assert text.startswith(f"{out / 'prepared.json'}: damaged, or of another version (format 1, ")
+    assert text.startswith(f"{out / 'prepared.json'}: damaged, or from another version (format 1, ")
     assert text.endswith("prepare the corpus again")
     assert "prepared with other format; choose another" in message(lambda: run(out, files))
 
@@ -656,7 +658,7 @@ def test_two_processes_do_not_prepare_one_folder(tmp_path: Path, files: Any) -> 
     out = tmp_path / "p"
     out.mkdir()
     with locked(out, wait=False):
-        assert "another process prepares it" in message(lambda: run(out, files))
+        assert "another process is preparing it" in message(lambda: run(out, files))
     run(out, files)
 
 

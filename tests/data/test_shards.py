@@ -85,7 +85,7 @@ def test_damaged_shards(tmp_path: Path) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         assert "checksum" in message(lambda: Shard.open(path).verify())
     path.write_bytes(content.replace(b'pairs\\": 10', b'pairs\\": 11'))
-    assert "does not fit its arrays" in message(lambda: Shard.open(path))
+    assert "does not match its arrays" in message(lambda: Shard.open(path))
     path.write_bytes(b"\xff" * 100)
     assert "damaged" in message(lambda: Shard.open(path))
     assert "cannot be read" in message(lambda: Shard.open(tmp_path / "none"))

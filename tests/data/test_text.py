@@ -158,7 +158,7 @@ def test_truncated_files(tmp_path: Path, packer: str, cut: int) -> None:
     path.write_bytes(PACKERS[packer](os.urandom(1000) + b"\n")[:-cut])
     text = message(lambda: list(stream_lines(path, errors="surrogateescape")))
     assert text.startswith(f"{path}: damaged or cut short (")
-    assert text.endswith("; fetch the whole file again")
+    assert text.endswith("; download the whole file again")
 
 
 @pytest.mark.parametrize("packer", [".gz", ".bz2", ".xz"])

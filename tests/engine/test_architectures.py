@@ -179,7 +179,7 @@ def test_a_folder_goes_on_with_its_own_model_alone(tmp_path: Path) -> None:
     rnn = OPTIONS.replace(architecture="rnn")
     assert not Trainer(rnn.replace(steps=1), tmp_path, TEXTS).train(progress=False)
     for name in ("rnn-attention", "convolution", "transformer"):
-        told = f"its run has --architecture rnn, not {name}; give"
+        told = f"its run was started with --architecture rnn, not {name}; give"
         with pytest.raises(UsageError, match=told):
             Trainer(OPTIONS.replace(architecture=name), tmp_path, TEXTS)
     # What --architecture changes is named before what its recipe changes with it.
@@ -196,7 +196,7 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     assert data.pop("sha256")
     assert data["architecture"] == "transformer"
     path.write_bytes(seal({**data, "architecture": "perceptron"}))
-    told = re.escape(f"{path}: damaged (ValueError: its architecture 'perceptron' is unknown")
+    told = re.escape(f"{path}: damaged (ValueError: this version has no architecture 'perceptron'")
     with pytest.raises(CheckpointError, match=told):
         load_system(tmp_path)
     assert set(ARCHITECTURES) == {"transformer", "recurrent", "convolution"}

@@ -86,7 +86,7 @@ def test_no_name_is_in_two_groups() -> None:
         ({"architecture": "rnn", "preset": "base"}, "--preset: not for --architecture rnn"),
         ({"architecture": "rnn", "norm": "pre"}, "--norm: not for --architecture rnn"),
         ({"architecture": "convolution", "d_k": 3}, "--d-k: not for --architecture convolution"),
-        ({"architecture": "rnn", "compile": True}, "--compile: is for the Transformer only"),
+        ({"architecture": "rnn", "compile": True}, "--compile: works with the Transformer only"),
         ({"layer": 3}, "--layer: there is no such option"),
     ],
 )
@@ -106,10 +106,10 @@ def test_values_at_their_limits_work() -> None:
     [
         ({"corpus": "prepared"}, "--corpus prepared and --prepared FOLDER go together"),
         ({"prepared": Path("x")}, "--corpus prepared and --prepared FOLDER go together"),
-        ({"corpus": "files"}, "--corpus files: give --train-files and --valid-files"),
-        ({"train_files": (Path("a"), Path("b"))}, "--train-files: for --corpus files, not grammar"),
+        ({"corpus": "files"}, "--train-files is missing: give two files"),
+        ({"train_files": (Path("a"), Path("b"))}, "--train-files: only for --corpus files, not"),
         ({"mirror": Path("m")}, "--mirror: --corpus grammar needs no download"),
-        ({"size": 200_001}, "--size: the grammar writes at most 200,000 pairs; give fewer"),
+        ({"size": 200_001}, "--size: the grammar has at most 200,000 pairs; ask for fewer"),
     ],
 )
 def test_a_corpus_and_its_files_go_together(change: dict[str, Any], told: str) -> None:
@@ -121,9 +121,9 @@ def test_files_imply_their_corpus() -> None:
     two = (Path("a"), Path("b"))
     assert choose({"train_files": two, "valid_files": two}).data.corpus == "files"
     assert choose({"prepared": Path("p")}).data.corpus == "prepared"
-    with pytest.raises(UsageError, match="--train-files: for --corpus files, not multi30k"):
+    with pytest.raises(UsageError, match="--train-files: only for --corpus files, not multi30k"):
         choose({"train_files": two, "corpus": "multi30k"})
-    with pytest.raises(UsageError, match="give --train-files and --valid-files"):
+    with pytest.raises(UsageError, match="--valid-files is missing: give two files"):
         choose({"train_files": two})
 
 
@@ -227,7 +227,7 @@ def test_a_wrong_recipe_is_refused(text: str, told: str, tmp_path: Path) -> None
 
 
 def test_a_missing_recipe_is_told_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--recipe multi: no file, nor one of .*multi30k-lower"):
+    with pytest.raises(UsageError, match=r"--recipe multi: neither a file nor .*multi30k-lower"):
         load_recipe("multi")
     with pytest.raises(UsageError, match="cannot be read"):
         load_recipe(tmp_path)

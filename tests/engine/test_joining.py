@@ -38,7 +38,7 @@ def test_a_rank_without_the_rest_is_refused_at_once(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
-    with pytest.raises(ValueError, match=f"RANK is set and {missing} is not.*torchrun"):  # noqa: SIM117
+    with pytest.raises(ValueError, match=f"RANK is set but {missing} is not.*torchrun"):  # noqa: SIM117
         with process_group():
             pass
     assert not torch.distributed.is_initialized()
@@ -90,8 +90,8 @@ def test_a_process_alone_says_that_it_waits_and_can_be_ended(rank: int) -> None:
         env={**os.environ, **given},
     ) as process:
         assert process.stderr is not None
-        said = next(line for line in process.stderr if "waits" in line)
-        assert f"process {rank} waits at localhost:{port} until all 2 processes are there" in said
+        said = next(line for line in process.stderr if "waiting" in line)
+        assert f"process {rank} is waiting at localhost:{port} for all 2 processes to join" in said
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == -signal.SIGINT
 

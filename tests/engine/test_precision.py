@@ -278,6 +278,6 @@ def test_padding_of_whole_sentences_does_no_harm(monkeypatch: pytest.MonkeyPatch
 def test_a_changed_model_is_not_compiled() -> None:
     model = a_model()
     model.generator.register_forward_hook(lambda *_: None)
-    with pytest.raises(ValueError, match="compile: for the Transformer as it comes"):
+    with pytest.raises(ValueError, match="compile: supports only the unmodified"):
         PreciseLoss(model, compiler="eager")
     PreciseLoss(model)

@@ -57,7 +57,7 @@ def test_a_long_sentence_is_named_by_file_and_line(side: int, tmp_path: Path) ->
         encode(text, tokenizers, replace(DATA, max_len=20))
     short = encode(text, tokenizers, replace(DATA, max_len=20, skip_long=True))
     assert len(short) == 2
-    with pytest.raises(CorpusError, match="no sentence is left"):
+    with pytest.raises(CorpusError, match="all sentences are too long"):
         encode(text, tokenizers, replace(DATA, max_len=1, skip_long=True))
 
 

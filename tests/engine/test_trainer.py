@@ -382,7 +382,7 @@ def test_a_damaged_training_goes_back_to_the_one_before(straight: Trainer, tmp_p
     older, old, new = checkpoint_paths(tmp_path)
     new.write_bytes(new.read_bytes()[:-1])
     old.write_bytes(b"")
-    with pytest.warns(UserWarning, match=rf"damaged .* going back to {older.name}") as told:
+    with pytest.warns(UserWarning, match=rf"damaged .* resuming from {older.name}") as told:
         run = Trainer(OPTIONS, tmp_path, TEXTS)
     assert [path.name in str(w.message) for path, w in zip((new, old), told, strict=True)] == [1, 1]
     assert run.state.updates == OPTIONS.optim.updates - 2
@@ -523,13 +523,13 @@ def test_losses_that_are_no_number_are_left_out_but_not_forever(
     with monkeypatch.context() as patch:
         patch.setattr(updater, "update", sometimes)
         run = Trainer(OPTIONS.replace(**running), tmp_path / "a", TEXTS)
-        with pytest.warns(UserWarning, match="left out: update [23], epoch 1, lines"):
+        with pytest.warns(UserWarning, match="skipped: update [23], epoch 1, lines"):
             assert run.train(progress=False)
     assert run.updater.schedule.last_epoch == run.state.updates == OPTIONS.optim.updates
     assert [row["skipped"] for row in log_of(tmp_path / "a")] == [2, 0]
     run = Trainer(OPTIONS.replace(updates=40).replace(**running), tmp_path / "b", TEXTS)
     broken(run)
-    with pytest.warns(UserWarning, match="left out"), pytest.raises(NonFiniteError):
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(NonFiniteError):
         run.train(progress=False)
     assert run.state.updates == updater.MOST_SKIPPED - 1
 
@@ -594,7 +594,7 @@ def test_a_training_in_sixteen_bits_resumes_to_the_bit(name: Any, tmp_path: Path
     assert not Trainer(options.replace(steps=2), tmp_path / "b", TEXTS).train(progress=False)
     assert Trainer(options, tmp_path / "b", TEXTS).train(progress=False)
     assert bits_of(tmp_path / "a") == bits_of(tmp_path / "b")
-    with pytest.raises(UsageError, match=f"has --precision {name}, not float32"):
+    with pytest.raises(UsageError, match=f"with --precision {name}, not float32"):
         Trainer(options.replace(precision="float32"), tmp_path / "a", TEXTS)
 
 
@@ -604,7 +604,7 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--sharded: needs several processes"):
         Trainer(OPTIONS.replace(sharded=True), tmp_path / "b", TEXTS)
     if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="--device cuda: PyTorch finds none here; try"):
+        with pytest.raises(UsageError, match="--device cuda: PyTorch finds no such device here"):
             Trainer(OPTIONS.replace(device="cuda"), tmp_path / "c", TEXTS)
     with pytest.raises(UsageError, match="--clip 0"):
         Trainer(OPTIONS.replace(clip=0.0), tmp_path / "c", TEXTS)
@@ -617,9 +617,9 @@ def test_an_apple_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatc
         if there:
             assert choose_precision(options, world).device.type == "mps"
         else:
-            with pytest.raises(UsageError, match="--device mps: PyTorch finds none here; try"):
+            with pytest.raises(UsageError, match="--device mps: PyTorch finds no such device here"):
                 choose_precision(options, world)
-    with pytest.raises(UsageError, match="--device mps: not for several processes"):
+    with pytest.raises(UsageError, match="--device mps: several processes must run on"):
         choose_precision(options, DistributedWorld(0, 2))
 
 
@@ -713,7 +713,7 @@ def test_a_run_of_an_older_version_is_left_alone(straight: Trainer, tmp_path: Pa
     del data["sha256"]
     path.write_text(json.dumps({**data, "format": 1}))
     before = (tmp_path / "old/model.safetensors").read_bytes()
-    with pytest.raises(CheckpointError, match=r"was written in format 1, this version reads .* 2"):
+    with pytest.raises(CheckpointError, match=r"was written in format 1, but .* reads format 2"):
         Trainer(OPTIONS, tmp_path / "old", TEXTS)
     assert (tmp_path / "old/model.safetensors").read_bytes() == before
 
@@ -734,7 +734,7 @@ def test_weights_without_a_checkpoint_are_not_overwritten(
     shutil.rmtree(tmp_path / "t/training")
     before = {path: path.read_bytes() for path in (tmp_path / "t").rglob("*") if path.is_file()}
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: is there, but nothing"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: exists, but .* no check"):
             Trainer(OPTIONS, tmp_path / "t", TEXTS)
         assert all(path.read_bytes() == data for path, data in before.items())
     (tmp_path / "t" / WEIGHTS).unlink()
@@ -770,7 +770,7 @@ def test_a_run_that_another_process_has_begun_meanwhile_is_left_alone(
         return real(*arguments)
 
     monkeypatch.setattr(trainer, "find_system", slow)
-    with pytest.raises(UsageError, match="another process has begun a run there; try again"):
+    with pytest.raises(UsageError, match="another process has started a run there; try again"):
         Trainer(OPTIONS, tmp_path / "t", TEXTS)
     assert bits_of(tmp_path / "t") == bits_of(straight.folder)
 
@@ -779,7 +779,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     run = Trainer(OPTIONS, tmp_path, TEXTS)
     part = tmp_path / f".{WEIGHTS}.1.part"  # of a process that is alive: it has the number 1
     part.write_bytes(b"half")
-    with pytest.raises(UsageError, match="another process trains there") as error:
+    with pytest.raises(UsageError, match="another process is training in this folder") as error:
         Trainer(OPTIONS, tmp_path, TEXTS)
     assert str(tmp_path) in str(error.value)
     code = (
@@ -873,7 +873,7 @@ def test_no_bit_of_a_checkpoint_can_change_unnoticed(tmp_path: Path) -> None:
     (digit,) = re.finditer(rb"[^_]updates\W+(4)", raw)
     altered[digit.start(1)] = ord("6")
     newer.write_bytes(altered)
-    with pytest.warns(UserWarning, match=f"{newer.name}: damaged .* going back to {older.name}"):
+    with pytest.warns(UserWarning, match=f"{newer.name}: damaged .* resuming from {older.name}"):
         run = Trainer(options, tmp_path, TEXTS)
     assert run.state.updates == 3
 
@@ -957,7 +957,7 @@ def test_float16_that_always_overflows_ends_with_an_error(tmp_path: Path) -> Non
     run = Trainer(OPTIONS.replace(precision="float16", updates=60), tmp_path, TEXTS)
     before = [p.detach().clone() for p in run.system.model.parameters()]
     overflowing(run)
-    with pytest.raises(NonFiniteError, match=r"update 25, .* gradient norm .*kept in"):
+    with pytest.raises(NonFiniteError, match=r"update 25, .* gradient norm .*saved in"):
         run.train(progress=False)  # 15 that halve the scale to 1, then 10 without hope
     assert run.state.learned == 0
     assert all(map(torch.equal, before, run.system.model.parameters()))
@@ -969,7 +969,7 @@ def test_float16_that_always_overflows_ends_with_an_error(tmp_path: Path) -> Non
 def test_float16_that_never_learned_is_not_called_finished(tmp_path: Path) -> None:
     run = Trainer(OPTIONS.replace(precision="float16"), tmp_path, TEXTS)
     overflowing(run)
-    with pytest.raises(NonFiniteError, match="none of 8 updates could be made"):
+    with pytest.raises(NonFiniteError, match="all 8 updates failed"):
         run.train(progress=False)
 
 
@@ -992,7 +992,7 @@ def test_an_update_in_tf32_can_be_computed_again_without_a_gpu(
     tensors, data = load_tensors(path)
     data["options"]["precision"] = "tf32"
     save_tensors(path, {n: t.clone() for n, t in tensors.items()}, data)
-    with pytest.warns(UserWarning, match="precision tf32: .*; computed in float32 instead"):
+    with pytest.warns(UserWarning, match="precision tf32: .*; using float32 instead"):
         assert all(math.isnan(number) for number in replay(path))
 
 

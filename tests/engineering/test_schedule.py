@@ -46,9 +46,9 @@ def test_a_dry_run_at_the_width_of_the_paper(
     train = ["train", "--prepared", "wmt", *smaller, "--out", "base", "--quiet", "--steps", "20"]
     assert main([*train, "--log-every", "10"]) == 0
     error = capsys.readouterr().err
-    assert re.search(r"20 updates of [\d.]+ seconds, \d+ target tokens a second, ", error)
+    assert re.search(r"20 updates of [\d.]+ seconds, \d+ target tokens per second, ", error)
     assert re.search(r"; 100000 take (\d+ days?, )?[\d:]+\n", error)
-    assert "stopped after update 20; the same command goes on from there" in error
+    assert "stopped after update 20; run the same command to resume" in error
     assert int(checkpoint_paths(tmp_path / "base")[-1].stem) == 20  # a slow machine saves between
     rows = [row for row in read_journal(tmp_path / "base/log.jsonl") if "loss" in row]
     assert [row["update"] for row in rows] == [10, 20]

@@ -44,7 +44,7 @@ def test_what_is_right_passes_and_says_what_was_tried(capsys: pytest.CaptureFixt
 def test_examples_are_printed_wanted_beside_yours(capsys: pytest.CaptureFixture[str]) -> None:
     check("length_penalty", lambda length, alpha: 1.0)
     out = capsys.readouterr().out.splitlines()
-    assert out[3:6] == ["example 2: 7, 0.6", "    wanted  1.516", "    yours   1"]
+    assert out[3:6] == ["example 2: 7, 0.6", "    expected  1.516", "    yours     1"]
     assert len(out) == 10
 
 
@@ -80,13 +80,13 @@ def test_an_exception_is_told_with_the_readers_line_and_the_case() -> None:
     [
         (lambda x, keep, p: None, "the result is None: is a return missing?"),
         (lambda x, keep, p: drop(x, keep, p)[:, :1], "the shape is"),
-        (lambda x, keep, p: drop(x, keep, p).float(), "the dtype is float32, but float64"),
+        (lambda x, keep, p: drop(x, keep, p).float(), "dtype is float32, but should be float64"),
         (lambda x, keep, p: x * keep / 0 * 0, "NaN"),
         (lambda x, keep, p: drop(x.detach(), keep, p), "no gradient reaches the inputs"),
         (lambda x, keep, p: drop(x, keep, p) + x - x.detach(), "a gradient is not"),
         (lambda x, keep, p: drop(x, keep, p) + 1e-4, "values are wrong; at (0, 0)"),
         (lambda x, keep, p: x.mul_(keep).div_(1 - p), "changes its inputs in place"),
-        (lambda x, keep, p: drop(x, keep, p).tolist(), "of type list, but a tensor is wanted"),
+        (lambda x, keep, p: drop(x, keep, p).tolist(), "of type list, but should be a tensor"),
         (3.0, "Give the function itself"),
         (lambda x: x, "TypeError"),
     ],
@@ -106,7 +106,7 @@ def test_lists_changed_in_place_are_noticed() -> None:
 
 def test_masks_must_be_boolean() -> None:
     text = message("subsequent_mask", lambda n: subsequent_mask(n).long())
-    assert "the dtype is int64, but bool is wanted" in text
+    assert "the dtype is int64, but should be bool" in text
 
 
 def test_the_smallest_failing_case_is_reported_and_fails() -> None:
@@ -144,7 +144,7 @@ def test_a_loop_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
                 continue
 
     monkeypatch.setattr(machinery, "LIMIT", 0.3)
-    assert "is there a loop without end?" in message("dropout", endless)
+    assert "is there an infinite loop?" in message("dropout", endless)
 
 
 def test_a_slow_answer_is_tried_on_the_examples_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +159,12 @@ def test_several_parts_are_checked_under_one_name() -> None:
     result = check("masks", subsequent_mask, lambda x, pad: x == pad)
     assert not result.passed
     assert result.name == "padding_mask"
-    with pytest.raises(ValueError, match="masks takes 2: subsequent_mask, padding_mask; 1"):
+    with pytest.raises(ValueError, match="masks needs 2: subsequent_mask, padding_mask; 1"):
         check("masks", subsequent_mask)
 
 
 def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no exercise 'atention'; there are adam_step"):
+    with pytest.raises(ValueError, match="no exercise 'atention'; choose among adam_step"):
         check("atention", attention)
 
 
@@ -183,7 +183,7 @@ def test_a_layer_may_be_given_as_a_class() -> None:
     assert check("feed_forward", Linear).passed
     assert check("layer_norm", LayerNorm).passed
     assert check("layer_norm", nn.LayerNorm).passed
-    assert "has 0 parameters, but 2 are wanted" in message("layer_norm", nn.Identity)
+    assert "has 0 parameters, but should have 2" in message("layer_norm", nn.Identity)
 
 
 def test_a_notebook_shows_heat_maps(monkeypatch: pytest.MonkeyPatch) -> None:

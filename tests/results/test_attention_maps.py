@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import altair as alt
@@ -48,15 +49,18 @@ from benchmarks import attention
 from benchmarks.chapters import definitions
 from tests.parts import part_of
 
-PAGE = definitions("results/attention_maps", {"NOUNS", "ARTICLES", "BEHAVIOURS"})
+PAGE = definitions("results/attention_maps", {"NOUNS", "ARTICLES", "BEHAVIOURS", "GENDER"})
 NOUNS, BEHAVIOURS = PAGE["NOUNS"], PAGE["BEHAVIOURS"]
 antecedents, pronouns, nearest_nouns, articles, article_nouns, translations, brackets, back = map(
     PAGE.__getitem__,
     ("antecedents", "pronouns", "nearest_nouns", "articles", "article_nouns", "translations",
      "brackets", "back"),
 )  # fmt: skip
-alignment_error_rate, silenced, verb_links = map(
-    PAGE.__getitem__, ("alignment_error_rate", "silenced", "verb_links")
+agreements, nearest_share, rival = map(
+    PAGE.__getitem__, ("agreements", "nearest_share", "rival")
+)  # fmt: skip
+alignment_error_rate, silenced, redirected, verb_links = map(
+    PAGE.__getitem__, ("alignment_error_rate", "silenced", "redirected", "verb_links")
 )
 
 SOURCES, TARGETS = [[4, 5, 6, 7], [8, 9]], [[6, 5], [9, 8, 7]]
@@ -386,7 +390,11 @@ def words(pair: Pair, part: Part, links: Links) -> set[tuple[str, str, str]]:
 def test_links_by_hand() -> None:
     assert words(PAIR, "encoder", antecedents(PAIR)) == {("it", "it", "table")}
     assert words(PAIR, "cross", pronouns(PAIR)) == {("weil", "er", "table")}
-    assert words(PAIR, "cross", nearest_nouns(PAIR)) == {("weil", "er", "table")}
+    assert words(PAIR, "encoder", nearest_nouns(PAIR)) == {("it", "it", "table")}
+    assert words(PAIR, "encoder", agreements(PAIR)) == {
+        ("The", "The", "aunt"),
+        ("a", "a", "table"),
+    }
     assert words(PAIR, "decoder", brackets(PAIR)) == {("Tisch", "gekauft", "hat")}
     assert words(PAIR, "decoder", brackets(PAIR, 5)) == set()
     assert words(PAIR, "decoder", brackets(PAIR, 1, 3)) == set()
@@ -405,6 +413,31 @@ def test_links_by_hand() -> None:
     following = words(PAIR, "encoder", back(-1, "encoder")(PAIR))
     assert ("was", "was", "old") in following
     assert len(following) == 11
+
+
+NEAR = replace(  # where another noun is nearer
+    PAIR,
+    english=("We", "find", "the", "box", "in", "a", "room", "because", "it", "is", "old", "."),
+    german=(
+        *("Wir", "finden", "die", "Kiste", "in", "einem", "Zimmer", ","),
+        *("weil", "sie", "alt", "ist", "."),
+    ),
+    alignment=frozenset({(2, 2), (3, 3), (5, 5), (6, 6), (8, 9)}),
+    coreferences=(Coreference(english=(8, 3), german=(9, 3)),),
+)
+
+
+def test_the_nearest_noun_may_be_the_wrong_one() -> None:
+    assert words(NEAR, "encoder", nearest_nouns(NEAR)) == {("it", "it", "room")}
+    assert words(NEAR, "encoder", antecedents(NEAR)) == {("it", "it", "box")}
+    assert nearest_share([PAIR, NEAR, NEAR, PAIR, PAIR]) == 3 / 5
+    assert rival(NEAR) == 6
+    assert rival(replace(NEAR, english=("We", "find", "the", "boxes", *NEAR.english[4:]))) is None
+    pairs = [pair for pair in sample() if antecedents(pair)]
+    blind = plant(pairs, "encoder", nearest_nouns)
+    found = hits(blind, [antecedents(pair) for pair in pairs])[1, 2]
+    assert math.isclose(found, nearest_share(pairs), abs_tol=1e-6)
+    assert found < 1
 
 
 def test_links_of_the_grammar() -> None:
@@ -515,6 +548,25 @@ def test_silenced_head_comes_back() -> None:
     for wrong in (-1, 2):
         with pytest.raises(IndexError, match=f"head {wrong} of 2"), silenced(layer, wrong):
             pass
+
+
+@pytest.mark.parametrize(("head", "query", "key"), [(0, 1, 4), (2, 0, 0)])
+def test_redirected_query_sees_one_key(head: int, query: int, key: int) -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadedAttention(3, 12, 0.0, d_v=5).double()
+    x, y = torch.randn(2, 4, 12).double(), torch.randn(2, 6, 12).double()
+    before = layer(x, y, y)
+    weights = attention_weights(layer)[""].clone()
+    weights[:, head, query] = torch.eye(6, dtype=torch.float64)[key]
+    values = layer.linears[2](y).unflatten(-1, (3, -1)).transpose(1, 2)
+    wanted = layer.linears[3]((weights @ values).transpose(1, 2).flatten(2))
+    with contextlib.suppress(ZeroDivisionError), redirected(layer, head, query, key):
+        found = layer(x, y, y)
+        raise ZeroDivisionError
+    assert torch.allclose(found, wanted, atol=1e-12)
+    same = [i for i in range(4) if i != query]
+    assert torch.equal(found[:, same], before[:, same])
+    assert torch.equal(layer(x, y, y), before)
 
 
 def first_logits(model: EncoderDecoder, batch: Batch) -> Tensor:

@@ -67,6 +67,11 @@ def test_masks_by_the_definition(pairs: list[tuple[list[int], list[int]]]) -> No
                 assert batch.tgt_mask[b, query, key].item() == allowed
 
 
+def test_a_batch_needs_as_many_sources_as_targets() -> None:
+    with pytest.raises(ValueError, match="1 sources and 2 targets: they go in pairs"):
+        make_batch([[5]], [[6], [7]])
+
+
 def test_article_style_arguments() -> None:
     data = torch.randint(1, 11, (3, 10))
     batch = Batch(data, data, 0)

@@ -1,4 +1,4 @@
-"""A grammar that writes German and English sentences side by side, with their alignment."""
+"""A grammar that generates German and English sentences with their alignment."""
 
 from annotated_transformer.data.grammar.clauses import (
     Clause,

@@ -1,7 +1,7 @@
-"""Phrases and clauses, written in both languages by the same choices.
+"""Phrases and clauses, generated in both languages from the same choices.
 
-Each chosen thing gets a number, its *link*, and the words that say it in either language carry that
-link: equal links become the alignment.
+Each choice gets a number, its *link*, and the words that express it in either language carry that
+link. Words with equal links are aligned.
 """
 
 import itertools
@@ -27,16 +27,16 @@ from annotated_transformer.data.grammar.lexicon import (
 
 
 class Word(NamedTuple):
-    """A word being written: words of both languages that share a link are aligned."""
+    """A generated word; words of the two languages that share a link are aligned."""
 
     text: str
     links: frozenset[int] = frozenset()
-    antecedent: int | None = None  # the link of the noun that a pronoun stands for
+    antecedent: int | None = None  # the link of the noun that a pronoun refers to
 
 
 Words = tuple[Word, ...]
 Both = tuple[Words, Words]  # English, German
-Order = Literal["first", "second", "last"]  # where the finite verb stands in German
+Order = Literal["first", "second", "last"]  # position of the finite verb in German
 NOTHING: Final[Both] = ((), ())
 COMMA: Final = Word(",")
 THING: Final = ("standing", "lying")  # the kinds of nouns that are things
@@ -48,29 +48,29 @@ def linked(text: str, *links: int) -> Words:
 
 
 class Writer:
-    """What a sentence is written with: random choices, and numbers that link words."""
+    """The source of a sentence's random choices, and of the numbers that link its words."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.links = itertools.count()
 
     def bernoulli(self, probability: float) -> bool:
-        """Return True with a probability."""
+        """Return True with the given probability."""
         return self.rng.random() < probability
 
     def aligned(self, english: str, german: str) -> Both:
-        """Write something in both languages."""
+        """Return a text in both languages, with a common link."""
         link = next(self.links)
         return linked(english, link), linked(german, link)
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """A noun phrase in every case it may take."""
+    """A noun phrase in every case that it may need."""
 
     english: Mapping[Case, Words]
     german: Mapping[Case, Words]
-    person: str  # "ich", "3" or "p": chooses the verb's form
+    person: str  # "ich", "3" or "p": determines the verb's form
     gender: str  # "m", "f", "n" or "p"
     kind: str
     head: int  # the link of its noun
@@ -96,7 +96,7 @@ def choose_adjective(writer: Writer, noun_kind: str) -> dict[str, str]:
 
 
 def _german_determiner(determiner: str, number: int, case: Case, gender: str) -> tuple[str, str]:
-    """Return what a German noun phrase begins with, and the table of its adjective's endings."""
+    """Return a German noun phrase's determiner, and the table of its adjective's endings."""
     if determiner == "def":
         return form("definite", case, gender), "weak"
     if determiner == "number":
@@ -116,12 +116,12 @@ def noun_phrase(
     """Write a noun phrase.
 
     Args:
-        writer: What chooses, and numbers the words.
+        writer: The source of random choices and links.
         kinds: The kinds of nouns to choose from.
-        determiners: What may come first: ``def``, ``ein``, ``kein``, ``mein``,
+        determiners: The determiners to choose from: ``def``, ``ein``, ``kein``, ``mein``,
             ``unser``, ``number``; a plural after ``ein`` has no article.
         plain: Leave out adjectives and the plural.
-        negation: The link of the negation, where *kein* stands for it.
+        negation: The link of the negation, if *kein* expresses it.
     """
     noun = writer.rng.choice([noun for noun in NOUNS if noun.kind in kinds])
     determiner = writer.rng.choice(determiners.split())
@@ -153,9 +153,9 @@ def noun_phrase(
 
 
 def write_pronoun(writer: Writer, of: Phrase | None = None, which: str = "") -> Phrase:
-    """Write a pronoun: for a phrase (a pronoun is repeated), or as ``which`` says.
+    """Return a pronoun for a phrase (a pronoun is repeated), or the one named ``which``.
 
-    English says *it* of every thing; German asks for the gender of the noun.
+    English uses *it* for every thing, but German follows the gender of the noun.
     """
     if of is not None and of.pronoun:
         which, of = of.english["nominative"][0].text, None
@@ -176,7 +176,7 @@ def write_pronoun(writer: Writer, of: Phrase | None = None, which: str = "") -> 
 
 
 def write_person(writer: Writer) -> Phrase:
-    """Write a subject: a person, or a pronoun that needs no antecedent."""
+    """Return a subject, a person or a pronoun that needs no antecedent."""
     if writer.bernoulli(0.35):
         return write_pronoun(writer, which=writer.rng.choice(["I", "we", "he", "she", "they"]))
     return noun_phrase(writer, "person")
@@ -184,7 +184,7 @@ def write_person(writer: Writer) -> Phrase:
 
 @dataclass(frozen=True)
 class Clause:
-    """What a clause says, before either language has put it in order."""
+    """The content of a clause, before the word order of either language."""
 
     subject: Phrase
     verb: Verb | None  # None: the copula, with an adjective as complement
@@ -194,11 +194,11 @@ class Clause:
     adverb: Both = NOTHING
     position: str = ""  # of the adverb: "front", or in English "early" or "late"
     negation: tuple[str, int] | None = None  # German "nicht", or "kein" in an object; its link
-    complement: Both = NOTHING  # a place, or what the subject is like
+    complement: Both = NOTHING  # a place, or a quality of the subject
 
 
 def german_verb(clause: Clause) -> tuple[Words, Words]:
-    """Return the finite verb and the words that wait at the end of the clause."""
+    """Return the finite verb, and the words that come at the end of the clause."""
     verb, person, (link, auxiliary) = clause.verb, clause.subject.person, clause.links
     if clause.tense not in ("present", "past"):
         infinitive = verb.prefix + verb.stem if verb else "sein"
@@ -224,7 +224,7 @@ def german_order(clause: Clause, order: Order) -> Words:
         middle += linked(*clause.negation)
     middle += clause.complement[1]
     if order == "last":
-        if clause.tense == "present" and end:  # the prefix is joined again: anruft
+        if clause.tense == "present" and end:  # the prefix is reattached: anruft
             return subject + middle + linked(end[0].text + finite[0].text, clause.links[0])
         return subject + middle + end + finite
     if order == "first":
@@ -233,7 +233,7 @@ def german_order(clause: Clause, order: Order) -> Words:
 
 
 def english_verb(clause: Clause, question: bool) -> tuple[Words, Words]:
-    """Return auxiliary words and main verb; *do* is added where it must be."""
+    """Return auxiliaries and main verb; *do* is added where English needs it."""
     verb, person, (link, auxiliary) = clause.verb, clause.subject.person, clause.links
     negation = linked("not", clause.negation[1]) if clause.negation else ()
     if clause.tense not in ("present", "past"):
@@ -279,7 +279,7 @@ def write_clause(
     negation: tuple[str, int] | None = None,
     complement: Both = NOTHING,
 ) -> Clause:
-    """Assemble a clause, perhaps with an adverb chosen at random, if ``adverb`` allows one."""
+    """Assemble a clause, perhaps with a random adverb if ``adverb`` is true."""
     position, words = "", NOTHING
     fitting = [row for row in ADVERBS if tense in row["tenses"].split()]
     if adverb and fitting and not negation and writer.bernoulli(0.4):
@@ -292,14 +292,14 @@ def write_clause(
 
 
 def described(writer: Writer, subject: Phrase, tense: str = "present", **options: Any) -> Clause:
-    """Say that the subject has a quality: *is old*."""
+    """Return a clause that gives the subject a quality, such as *is old*."""
     adjective = choose_adjective(writer, subject.kind)
     complement = writer.aligned(adjective["english"], adjective["german"])
     return write_clause(writer, subject, None, tense=tense, complement=complement, **options)
 
 
 def write_place(writer: Writer, motion: bool = False, at_thing: bool = False) -> Both:
-    """Write a place; after *in*, the case tells where something is from where it goes."""
+    """Return a place; after *in*, the German case distinguishes location from direction."""
     english, german = ("into" if motion else "in"), "in"
     if at_thing:
         places = [("on", "auf"), ("under", "unter"), ("beside", "neben"), ("behind", "hinter")]
@@ -315,7 +315,7 @@ def write_place(writer: Writer, motion: bool = False, at_thing: bool = False) ->
 
 
 def owned(writer: Writer, phrase: Phrase) -> Phrase:
-    """Add an owner in the genitive: *the house of the king*."""
+    """Add an owner in the genitive, such as *the house of the king*."""
     owner = noun_phrase(writer, "person", determiners="def mein unser", plain=True)
     words = owner.english["nominative"]
     return phrase.followed_by((Word("of", words[0].links), *words), owner.german["genitive"])

@@ -1,6 +1,6 @@
-"""The words of the grammar and their forms, read from the tables beside this module.
+"""The words of the grammar and their forms, read from the tables next to this module.
 
-A table (``nouns.tsv`` …) has one word a line; its first line names the columns. ``-`` stands for a
+A table (``nouns.tsv`` …) has one word per line; its first line names the columns. ``-`` marks a
 form that does not exist.
 """
 
@@ -35,9 +35,9 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb; its kind says what it wants: a thing, a person, both, or nothing.
+    """A verb; its kind says which objects it takes: a thing, a person, both, or none.
 
-    ``prefix`` is the part that a separable verb sheds: *an* of *anrufen*.
+    ``prefix`` is the part that splits off a separable verb: *an* of *anrufen*.
     """
 
     kind: str
@@ -51,12 +51,12 @@ class Verb(NamedTuple):
     english_past: str
 
     def finite(self, person: str) -> str:
-        """Return the present, prefix apart; ``person`` is ``ich``, ``3`` or ``p``."""
+        """Return the present form without prefix; ``person`` is ``ich``, ``3`` or ``p``."""
         return {"ich": self.stem[:-1], "3": self.third, "p": self.stem}[person]
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """Return the lines of a table by the names of its columns."""
+    """Return the rows of a table, as dictionaries by column name."""
     text = (files(__package__) / f"{name}.tsv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
     return [{name: "" if word == "-" else word for name, word in row.items()} for row in rows]
@@ -65,11 +65,11 @@ def read_table(name: str) -> list[dict[str, str]]:
 NOUNS: Final = tuple(Noun(**row) for row in read_table("nouns"))
 VERBS: Final = tuple(Verb(**row) for row in read_table("verbs"))
 ADJECTIVES: Final = read_table("adjectives")  # with the kinds of nouns that each describes
-ADVERBS: Final = read_table("adverbs")  # an early one stands before the English verb: *often*
+ADVERBS: Final = read_table("adverbs")  # an early one comes before the English verb: *often*
 ENDINGS: Final = {(row["table"], row["case"]): row for row in read_table("endings")}
 PRONOUNS: Final = {row["english"]: row for row in read_table("pronouns")}
 NUMBERS: Final = {int(row["number"]): row for row in read_table("numbers")}
-# By person, as the finite verb: ``ich``, ``3`` (he, she, it) or ``p`` (we, they).
+# By person, like finite verbs: ``ich``, ``3`` (he, she, it) or ``p`` (we, they).
 AUXILIARIES: Final = {(row["language"], row["name"]): row for row in read_table("auxiliaries")}
 
 
@@ -86,7 +86,7 @@ def form(table: str, case: Case, gender: str) -> str:
 def _number(language: str, number: int, pattern: str) -> str:
     """Return a number word; ``pattern`` joins its tens and its unit."""
     if not 2 <= number <= 99:  # ein and eine would need a gender
-        raise ValueError(f"number words exist here for 2 to 99, not for {number}")
+        raise ValueError(f"number {number}: must be from 2 to 99")
     if number in NUMBERS:
         return NUMBERS[number][language]
     tens, unit = NUMBERS[number - number % 10], NUMBERS[number % 10]

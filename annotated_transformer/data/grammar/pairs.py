@@ -11,31 +11,31 @@ from annotated_transformer.data.grammar.lexicon import ADJECTIVES
 from annotated_transformer.data.grammar.sentences import Sentence, write_sentence
 
 GRAMMAR_SIZES: Final[Mapping[str, int]] = {"train": 16_000, "val": 500, "test": 1_000}
-SHORTEST: Final = 4  # words and marks of a sentence, on either side
+SHORTEST: Final = 4  # words and punctuation marks of a sentence, in either language
 LONGEST: Final = 20
 MARKS: Final = frozenset(".,?!:;")
 
 
 @dataclass(frozen=True)
 class Coreference:
-    """Where a pronoun and its antecedent stand, in both sentences: (pronoun, noun)."""
+    """The positions of a pronoun and its antecedent in both sentences, (pronoun, noun)."""
 
     english: tuple[int, int]
     german: tuple[int, int]
 
 
 def detokenise(words: Iterable[str]) -> str:
-    """Join words by blanks; a punctuation mark is set against the word before it."""
+    """Join words with spaces; punctuation marks are attached to the preceding word."""
     return "".join(word if word in MARKS else f" {word}" for word in words).lstrip(" ")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A sentence in both languages, with what a corpus of real text leaves open.
+    """A sentence in both languages, with annotations that a real corpus lacks.
 
     Attributes:
         english: The words and punctuation marks, in order.
-        german: Likewise.
+        german: The same in German.
         alignment: Pairs (English index, German index) of words that mean the same.
         coreferences: The pronouns with an antecedent in the sentence.
     """
@@ -64,7 +64,7 @@ class Pair:
 
 
 def _finish(words: Words, mark: Words) -> Words:
-    """Add the final mark, drop commas that meet another mark, start with a capital."""
+    """Add the final mark, drop commas next to another mark, and capitalise the first word."""
     kept: list[Word] = []
     for word in words + mark:
         if kept and kept[-1].text == "," and word.text in MARKS:
@@ -75,7 +75,7 @@ def _finish(words: Words, mark: Words) -> Words:
 
 
 def make_pair(sentence: Sentence, mark_link: int) -> Pair:
-    """Turn linked words into a pair: equal links become the alignment; the mark gets its own."""
+    """Turn linked words into a pair, aligned by equal links; the final mark gets its own."""
     mark = linked(sentence[2], mark_link)
     sides = _finish(sentence[0], mark), _finish(sentence[1], mark)
     alignment = frozenset(
@@ -95,26 +95,26 @@ def make_pair(sentence: Sentence, mark_link: int) -> Pair:
 
 
 def split_of(pair: Pair) -> str:
-    """Return the split that a sentence belongs to, whatever the seed that wrote it."""
+    """Return the split of a sentence, which does not depend on the seed."""
     digest = hashlib.sha256(" ".join(pair.english).encode()).digest()
     return "test" if digest[0] < 26 else "val" if digest[0] < 52 else "train"
 
 
 def _acceptable(pair: Pair, adjectives: frozenset[str]) -> bool:
-    """Tell whether a pair has the wanted length, and no adjective twice."""
+    """Whether a pair has an allowed length and no repeated adjective."""
     used = [word for word in pair.english if word in adjectives]
     lengths = len(pair.english), len(pair.german)
     return SHORTEST <= min(lengths) <= max(lengths) <= LONGEST and len(used) == len(set(used))
 
 
 def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) -> list[Pair]:
-    """Write sentence pairs of the grammar.
+    """Generate sentence pairs of the grammar.
 
     Args:
-        split: ``train``, ``val`` or ``test``. No sentence is in two of them, not even
-            for different seeds: a hash of the sentence chooses its split.
-        size: How many different pairs; the default is in ``GRAMMAR_SIZES``.
-        seed: The same seed writes the same pairs, and a longer list starts with them.
+        split: ``train``, ``val`` or ``test``. No sentence is in two of them, even for
+            different seeds, because a hash of the sentence determines its split.
+        size: Number of distinct pairs; the default is in ``GRAMMAR_SIZES``.
+        seed: The same seed gives the same pairs, and a longer list starts with them.
 
     Raises:
         ValueError: If there is no such split, or the size is negative.
@@ -123,7 +123,7 @@ def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) 
         raise ValueError(f"grammar: no split {split!r}; choose among {', '.join(GRAMMAR_SIZES)}")
     wanted = GRAMMAR_SIZES[split] if size is None else size
     if wanted < 0:
-        raise ValueError(f"grammar: the size must not be negative, it is {wanted}")
+        raise ValueError(f"grammar: the size must be at least 0, not {wanted}")
     writer = Writer(random.Random(f"{split} {seed}"))
     adjectives = frozenset(row["english"] for row in ADJECTIVES)
     pairs: dict[tuple[str, ...], Pair] = {}

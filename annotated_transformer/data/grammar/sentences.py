@@ -1,4 +1,4 @@
-"""The kinds of sentences: each function makes its random choices and writes both sides."""
+"""The kinds of sentences; each function makes its random choices and generates both sides."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ from annotated_transformer.data.grammar.clauses import (
 from annotated_transformer.data.grammar.lexicon import VERBS, Case
 
 Sentence = tuple[Words, Words, str]  # English, German, final mark
-COMMAS: Final[Both] = ((), (COMMA,))  # German alone puts one before a subordinate clause
+COMMAS: Final[Both] = ((), (COMMA,))  # only German has one before a subordinate clause
 Negation = tuple[str, int] | None  # the German word, the link
 TENSES: Final = "present present past past future can must want should".split()
 SHAPES: Final = "thing thing thing person dative both none motion drink food".split()
@@ -45,7 +45,7 @@ def _negation(writer: Writer, probability: float) -> Negation:
 
 
 def _somebody(writer: Writer, subject: Phrase, negation: Negation) -> Phrase:
-    """Write the person that something is done to: sometimes *me* or *us*."""
+    """Return a person as the object, sometimes *me* or *us*."""
     if subject.person == "3" and writer.bernoulli(0.25):
         return write_pronoun(writer, which=writer.rng.choice(["I", "we"]))
     if negation:  # nicht follows a definite phrase
@@ -54,7 +54,7 @@ def _somebody(writer: Writer, subject: Phrase, negation: Negation) -> Phrase:
 
 
 def _direct_object(writer: Writer, negation: Negation, owner: bool) -> Phrase:
-    """Write the thing that something is done to; an indefinite one is negated by *kein*."""
+    """Return a thing as the object; an indefinite one is negated with *kein*."""
     if negation and negation[0] == "kein":
         return noun_phrase(writer, *THING, determiners="kein", negation=negation[1:])
     if owner and writer.bernoulli(0.15):
@@ -64,7 +64,7 @@ def _direct_object(writer: Writer, negation: Negation, owner: bool) -> Phrase:
 
 
 def action_clause(writer: Writer, subject: Phrase, adverb: bool = True, tense: str = "") -> Clause:
-    """Let a person do something."""
+    """Return a clause in which a person does something."""
     tense = tense or writer.rng.choice(TENSES)
     shape = writer.rng.choice(SHAPES)
     negation: Negation = None
@@ -96,7 +96,7 @@ def _stated(clause: Clause) -> Sentence:
 
 
 def _joined(first: Clause, commas: Both, link: Both, second: Clause, order: Order) -> Sentence:
-    """Join a main clause and another by a conjunction."""
+    """Join a main clause and another clause with a conjunction."""
     return (
         english_order(first) + commas[0] + link[0] + english_order(second),
         german_order(first, "second") + commas[1] + link[1] + german_order(second, order),
@@ -165,7 +165,7 @@ def report(writer: Writer) -> Sentence:
 
 
 def reason(writer: Writer) -> Sentence:
-    """Give a reason; the adjective tells whether the pronoun means person or thing."""
+    """Give a reason; the adjective shows whether the pronoun refers to the person or the thing."""
     person = write_person(writer)
     while person.gender == "n":  # English would have to choose he or she for a child
         person = write_person(writer)
@@ -226,7 +226,7 @@ def contrast(writer: Writer) -> Sentence:
     return _joined(first, NOTHING, writer.aligned("and", "und"), second, "second")
 
 
-# A kind that is named twice is chosen twice as often.
+# A kind that is listed twice is chosen twice as often.
 KINDS: Final[tuple[Callable[[Writer], Sentence], ...]] = (
     *(statement, statement, description, description, question, report, condition),
     *(reason, reason, contrast),
