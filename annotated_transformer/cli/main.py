@@ -15,6 +15,7 @@ from importlib import import_module
 from annotated_transformer.engine.interruption import handling
 
 PLOTS = {"altair", "matplotlib", "pandas", "seaborn", "vl_convert"}  # of the extra "plots"
+AGAIN = (["prepare"], ["sweep"])  # commands that resume where they were interrupted
 NO_MEMORY = ("can't allocate memory", "not enough memory", "can't start new thread")
 
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return run(words)
         except KeyboardInterrupt as end:
-            again = "; run the same command to resume" if words[:1] == ["prepare"] else ""
+            again = "; run the same command to resume" if words[:1] in AGAIN else ""
             if not follows():
                 tell(f"interrupted{again}")
             return 128 + int(end.args[0] if end.args else signal.SIGINT)

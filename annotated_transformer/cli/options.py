@@ -10,7 +10,9 @@ from tyro.conf import Positional, arg
 
 from annotated_transformer.data.corpora import Preparation
 from annotated_transformer.engine.config import Options, recipes
+from annotated_transformer.engine.sweep import sweeps
 
+GRID = f"Grid of runs: a JSON file, or one of {', '.join(sweeps())}."
 RECIPE = f"Recipe with the defaults: a JSON file, or one of {', '.join(recipes())}."
 
 
@@ -165,5 +167,34 @@ class Prepare:
     """Show no progress bar."""
 
 
-Command: TypeAlias = Train | Translate | Evaluate | Compare | Ablation | Average | Plot | Prepare
+@dataclass(frozen=True)
+class Sweep:
+    """Train a grid of models with several seeds, side by side, or resume one; print the table."""
+
+    grid: Positional[Annotated[str, arg(help=GRID)]]
+    out: Path | None = None
+    """Folder for the runs (runs/NAME by default)."""
+    record: Path | None = None
+    """Where to write the record of all runs (NAME.json in that folder by default)."""
+    jobs: int | None = None
+    """Runs at a time (one per processor core by default)."""
+    seeds: int | None = None
+    """Number of seeds, where the grid should have fewer or more."""
+    rows: tuple[str, ...] = ()
+    """Train only these rows."""
+    plan: bool = False
+    """Say what there is to do and how long it will take, and stop."""
+    keep: bool = False
+    """Keep the folders of finished runs; without it only the record stays."""
+    mirror: Path | None = None
+    """Folder with the corpora's files, to read instead of downloading."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device of all runs; auto takes an NVIDIA GPU if there is one, else the CPU."""
+    quiet: bool = False
+    """Show no progress bar."""
+
+
+Command: TypeAlias = (
+    Train | Translate | Evaluate | Compare | Ablation | Average | Plot | Prepare | Sweep
+)
 COMMANDS: tuple[type, ...] = get_args(Command)

@@ -146,9 +146,8 @@ def pace(trainer: Trainer) -> str:
     )
 
 
-def test_text(trainer: Trainer, texts: Texts, bar: bool) -> ParallelText:
+def test_text(data: DataOptions, texts: Texts, bar: bool) -> ParallelText:
     """Return the test set of a run."""
-    data = trainer.options.data
     if isinstance(texts, Prepared):
         return texts.text(test_split(texts))
     if data.corpus not in TEST:
@@ -158,7 +157,7 @@ def test_text(trainer: Trainer, texts: Texts, bar: bool) -> ParallelText:
 
 def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:
     """Score the best weights, and the averaged ones if they were requested."""
-    test, scores = test_text(trainer, texts, bar), {}
+    test, scores = test_text(trainer.options.data, texts, bar), {}
     weights = {test.split: WEIGHTS}
     if trainer.options.optim.average:
         weights[f"{test.split}, averaged"] = AVERAGED

@@ -270,7 +270,9 @@ RECIPES = Path(__file__).with_name("recipes")
 
 def recipes() -> dict[str, str]:
     """Return the package's recipes and their descriptions."""
-    found = {path.stem: _read(path) for path in sorted(RECIPES.glob("*.json"))}
+    found = {
+        path.stem: read_json(path, f"--recipe {path}") for path in sorted(RECIPES.glob("*.json"))
+    }
     return {name: str(data.get("about", "")) for name, data in found.items()}
 
 
@@ -290,7 +292,7 @@ def load_recipe(recipe: str | Path) -> Options:
         path = Path(recipe)
     if not path.exists():
         raise UsageError(f"--recipe {recipe}: neither a file nor one of {', '.join(recipes())}")
-    data = _read(path)
+    data = read_json(path, f"--recipe {path}")
     data.pop("about", None)
     like = data.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in recipes()):
@@ -308,17 +310,22 @@ def load_recipe(recipe: str | Path) -> Options:
     return options
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path, place: str) -> dict[str, Any]:
+    """Read a small JSON file with an object of options.
+
+    Raises:
+        UsageError: It cannot be read, or holds something else; the message begins with ``place``.
+    """
     try:
         with path.open("rb") as file:
             data = json.loads(file.read(1 << 20))  # a recipe is smaller
     except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}; name a recipe or another file"
-        raise UsageError(f"--recipe {path}: {reason}") from None
+        reason = f"cannot be read: {error.strerror or error}; give a name or another file"
+        raise UsageError(f"{place}: {reason}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--recipe {path}: is not JSON: {error}; see {RECIPES}") from None
+        raise UsageError(f"{place}: is not JSON: {error}; see {RECIPES}") from None
     if not isinstance(data, dict):
-        raise UsageError(f"--recipe {path}: is not a JSON object; see {RECIPES}")
+        raise UsageError(f"{place}: is not a JSON object; see {RECIPES}")
     return data
 
 

@@ -88,5 +88,10 @@ def processor() -> str:
     with contextlib.suppress(OSError, IndexError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         name = re.findall(r"^model name\s*: *(.*?) *$", text, re.MULTILINE)[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} core{'s' if cores != 1 else ''}"
+    count = cores()
+    return f"{name}, {count} core{'s' if count != 1 else ''}"
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

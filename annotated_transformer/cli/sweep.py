@@ -1,0 +1,293 @@
+"""``sweep``: a grid of runs, several side by side, with one record for all of them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from annotated_transformer.cli import train
+from annotated_transformer.cli.main import describe, stop
+from annotated_transformer.cli.options import Sweep, Train
+from annotated_transformer.cli.output import (
+    check_target,
+    command_line,
+    log,
+    print_error,
+    print_result,
+    save_record,
+)
+from annotated_transformer.cli.systems import move
+from annotated_transformer.data.files import write_atomically
+from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
+from annotated_transformer.engine.config import Options, UsageError
+from annotated_transformer.engine.interruption import handling
+from annotated_transformer.engine.precision import find_device
+from annotated_transformer.engine.records import commit, cores, processor, versions
+from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
+from annotated_transformer.engine.system import model_config, translate_lines
+from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.model.complexity import training_flops
+from annotated_transformer.model.transformer import ModelConfig
+from annotated_transformer.results.machine_translation import student_t
+from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
+
+BEAM, ALPHA = 4, 0.6  # the paper's search
+PROBE = 20  # updates of the first run, from which the time of all is estimated
+RESULT, LOG = "result.json", "log.txt"
+
+
+class SweepError(ValueError):
+    """A run of a sweep that failed; the message says which, and where its log is."""
+
+
+def run(command: Sweep) -> int:
+    """Say the plan, train what the record does not have yet, and print the table."""
+    grid = chosen(command)
+    folder = command.out or Path("runs") / grid.name
+    path = command.record or folder / f"{grid.name}.json"
+    check_target("--record", path)
+    record = open_record(path, grid)
+    left = [one for one in grid.runs() if str(one[1]) not in record["rows"][one[0]]["runs"]]
+    jobs = command.jobs or cores()
+    if left:
+        done = sum(len(row["runs"]) for row in record["rows"].values())
+        log(f"{grid.name}: {len(grid.rows)} rows, {grid.seeds} seeds; {done} runs are in {path}")
+        seconds = estimate(record, left, folder) / min(jobs, len(left))
+        log(f"{len(left)} runs to go, {jobs} at a time: about {timedelta(seconds=round(seconds))}")
+        if command.plan:
+            return 0
+        with tqdm(total=len(left), unit="run", disable=command.quiet or sys.stderr is None) as bar:
+            for row, seed, result in finished(left, folder, jobs, keep=command.keep):
+                record["rows"][row]["runs"][str(seed)] = result
+                save_record(path, record)
+                bar.update()
+    show_table(record)
+    return 0
+
+
+def chosen(command: Sweep) -> Grid:
+    """Return the grid with what the command line changes."""
+    if command.jobs is not None and command.jobs < 1:
+        raise UsageError(f"--jobs {command.jobs}: must be at least 1")
+    if command.seeds is not None and not 1 <= command.seeds <= 1000:
+        raise UsageError(f"--seeds {command.seeds}: must be at least 1 and at most 1000")
+    changes: dict[str, Any] = {"device": command.device}
+    if command.mirror is not None:
+        changes["mirror"] = command.mirror
+    grid = load_grid(command.grid, changes)
+    for row in command.rows:
+        if row not in grid.rows:
+            raise UsageError(f"--rows {row}: choose among {', '.join(grid.rows)}")
+    rows = {row: grid.rows[row] for row in grid.rows if row in (command.rows or grid.rows)}
+    return Grid(grid.name, rows, command.seeds or grid.seeds)
+
+
+def open_record(path: Path, grid: Grid) -> dict[str, Any]:
+    """Return the record that is there, with all rows of the grid, or a new one.
+
+    Raises:
+        UsageError: It is no record of these runs.
+    """
+    record: dict[str, Any] = {
+        "kind": "sweep",
+        "command": command_line(),
+        "commit": commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "versions": versions(),
+        "hardware": {"processor": processor()},
+        "search": {"beam": BEAM, "alpha": ALPHA},
+        "rows": {},
+    }
+    if path.exists():
+        try:
+            record = json.loads(path.read_bytes())
+            before = {row: found["options"] for row, found in record["rows"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(f"--record {path}: is no record of a sweep; name another") from None
+        for row, options in grid.described().items():
+            if before.get(row, options) != json.loads(json.dumps(options)):
+                raise UsageError(
+                    f"--record {path}: has row {row} with other options; name another file"
+                )
+    for row, options in grid.described().items():
+        record["rows"].setdefault(row, {"options": options, "runs": {}})
+    return record
+
+
+def cost(options: Options) -> float:
+    """Return about how many operations a run's matrix products take."""
+    config = model_config(options, shared=options.data.tokenizer != "words")
+    optim = options.optim
+    tokens = optim.updates * optim.accumulate * optim.max_tokens
+    if not isinstance(config, ModelConfig):  # its operations are not counted: its tokens stand in
+        return float(tokens)
+    step = training_flops(config, options.data.vocabulary, [SAMPLE], [SAMPLE])
+    return tokens / SAMPLE * step
+
+
+def estimate(
+    record: Mapping[str, Any], left: list[tuple[str, int, Options]], folder: Path
+) -> float:
+    """Return about how many seconds the runs take, one after the other.
+
+    Measured on the recorded runs; where there are none, on the first updates of the first run,
+    which are not lost.
+    """
+    options = {row: options for row, _, options in left}
+    pace = [
+        (run["seconds"] + run["search_seconds"]) / cost(options[row])
+        for row, found in record["rows"].items()
+        if row in options
+        for run in found["runs"].values()
+    ]
+    if not pace:
+        row, seed, first = left[0]
+        texts = train.load_texts(first.data, bar=False, warn=False)
+        trainer = Trainer(first.replace(steps=PROBE), folder / f"{row}-{seed}", texts)
+        if trainer.state.updates < first.optim.updates:
+            trainer.train(progress=False)
+        each = trainer.state.update_seconds / max(1, trainer.state.updates)
+        pace = [each * first.optim.updates / cost(first)]
+    return fmean(pace) * sum(cost(each) for _, _, each in left)
+
+
+def finished(
+    left: list[tuple[str, int, Options]], folder: Path, jobs: int, *, keep: bool
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Train and score, so many at a time; go through the results as they come.
+
+    Raises:
+        SweepError: A run failed. The others are stopped, with all saved.
+    """
+    context = multiprocessing.get_context("spawn")
+    waiting = list(reversed(left))
+    running: dict[Any, tuple[BaseProcess, str, int, Path]] = {}
+    threads = max(1, cores() // jobs)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # of the processes to come
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                row, seed, options = waiting.pop()
+                place = folder / f"{row}-{seed}"
+                begun = context.Process(target=work, args=(options, place, threads))
+                begun.start()
+                running[begun.sentinel] = (begun, row, seed, place)
+            for sentinel in wait(list(running)):
+                process, row, seed, place = running.pop(sentinel)
+                process.join()
+                if process.exitcode or not (place / RESULT).exists():
+                    raise SweepError(
+                        f"row {row}, seed {seed} failed; see {place / LOG}, mend it, and run the "
+                        "same command again: it goes on from there"
+                    )
+                yield row, seed, json.loads((place / RESULT).read_bytes())
+                if not keep:
+                    shutil.rmtree(place)
+    finally:
+        others = [process for process, *_ in running.values()]
+        for other in others:
+            other.terminate()  # a run saves what it has
+        for other in others:
+            other.join()
+
+
+def work(options: Options, folder: Path, threads: int) -> None:
+    """Train and score one run, in a process of its own; what it says goes to its log."""
+    torch.set_num_threads(threads)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        handling(stop),
+        (folder / LOG).open("a", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        try:
+            if not (folder / "record.json").exists():
+                groups = (options.data, options.model, options.optim, options.run)
+                command = Train(*groups, out=folder, quiet=True)
+                if status := train.run(command):
+                    raise SystemExit(status)
+            write_atomically(folder / RESULT, json.dumps(measure(options, folder)).encode())
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        except Exception as error:
+            print_error(describe(error) or traceback.format_exc())
+            raise SystemExit(2) from None
+
+
+def measure(options: Options, folder: Path) -> dict[str, Any]:
+    """Return what a record keeps of a finished run, scored with the paper's search."""
+    record = json.loads((folder / "record.json").read_bytes())
+    system = load_system(folder)
+    move(system, find_device(options.run.device))
+    valid = load_tensors(folder / best_weights(folder), verify=False)[1]["valid_loss"]
+    texts = train.load_texts(options.data, bar=False, warn=False)
+    test = train.test_text(options.data, texts, bar=False)
+    start = time.perf_counter()
+    found = translate_lines(system, test.source, beam=BEAM, alpha=ALPHA)
+    counts = all_counts(found, test.target, lowercase=system.lowercase)
+    return {
+        "parameters": record["parameters"],
+        "updates": record["updates"],
+        "seconds": record["seconds"],
+        "search_seconds": round(time.perf_counter() - start, 1),
+        "flops": record["flops"],
+        "loss": valid,
+        "bleu": round(float(bleu_of_counts(counts.sum(0))), 2),
+        "counts": packed(counts),
+    }
+
+
+def packed(counts: np.ndarray) -> str:
+    """Return BLEU's counts of all sentences ``(sentences, 10)`` as text, see :func:`unpacked`."""
+    return base64.b85encode(zlib.compress(counts.astype("<u2").tobytes(), 9)).decode()
+
+
+def unpacked(text: str) -> np.ndarray:
+    """Return what :func:`packed` made a text of."""
+    return np.frombuffer(zlib.decompress(base64.b85decode(text)), "<u2").reshape(-1, 10)
+
+
+def show_table(record: Mapping[str, Any]) -> None:
+    """Print a line for each row: perplexity and BLEU, with the paired difference from the base."""
+    rows = {row: found["runs"] for row, found in record["rows"].items() if found["runs"]}
+    if not rows:
+        return
+    base = next(iter(rows.values()))
+    print_result(f"{'row':12} {'parameters':>12} {'perplexity':>12} {'BLEU':>7}   against the base")
+    for row, runs in rows.items():
+        loss, bleu = (fmean(one[name] for one in runs.values()) for name in ("loss", "bleu"))
+        size = next(iter(runs.values()))["parameters"]
+        both = [seed for seed in runs if seed in base]
+        told = "" if runs is base else difference(base, runs, both)
+        print_result(f"{row:12} {size:12,} {math.exp(loss):12.3f} {bleu:7.2f}   {told}".rstrip())
+
+
+def difference(base: Mapping[str, Any], runs: Mapping[str, Any], seeds: list[str]) -> str:
+    """Return the mean difference in BLEU over paired seeds, with its 95 % interval."""
+    found = [runs[seed]["bleu"] - base[seed]["bleu"] for seed in seeds]
+    if len(found) < 2:
+        return ""
+    reach = student_t(len(found) - 1) * stdev(found) / len(found) ** 0.5
+    middle = fmean(found)
+    return f"{middle:+.2f} BLEU ({middle - reach:+.2f} to {middle + reach:+.2f})"

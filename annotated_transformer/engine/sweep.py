@@ -1,0 +1,108 @@
+"""Grids of runs: one recipe, rows that change some of its options, and seeds for each row."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from annotated_transformer.engine.config import (
+    Options,
+    UsageError,
+    check,
+    check_sources,
+    load_recipe,
+    read_json,
+)
+from annotated_transformer.engine.typed import typed
+
+SWEEPS = Path(__file__).with_name("sweeps")
+KEYS = {"about": str, "recipe": str, "options": dict, "seeds": int, "rows": dict}
+MOST_RUNS = 10_000
+SAMPLE = 15  # tokens of a sentence, where the cost of a run is estimated
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a sweep trains.
+
+    Attributes:
+        name: Of the sweep.
+        rows: The options of each row; those of the first are the base of all comparisons.
+        seeds: Number of seeds; the runs of different rows with one seed are paired.
+    """
+
+    name: str
+    rows: Mapping[str, Options]
+    seeds: int
+
+    def runs(self) -> Iterator[tuple[str, int, Options]]:
+        """Go through the runs: all rows with the first seed, then all with the second."""
+        for seed in range(self.seeds):
+            for row, options in self.rows.items():
+                yield row, seed, options.replace(seed=seed)
+
+    def described(self) -> dict[str, Any]:
+        """Return what decides the results, as JSON holds it: a record goes on with the same."""
+        return {row: options.replace(seed=0).described() for row, options in self.rows.items()}
+
+
+def sweeps() -> list[str]:
+    """Return the names of the package's sweeps."""
+    return sorted(path.stem for path in SWEEPS.glob("*.json"))
+
+
+def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
+    """Load a sweep of the package, or one from a file.
+
+    Args:
+        sweep: A name, see :func:`sweeps`; or a JSON file with ``recipe``, a name or a file;
+            ``options`` of all rows; ``rows``, each a name with the options that it changes;
+            ``seeds``, their number; perhaps ``about``, a remark.
+        changes: Options that all rows take, such as ``device``.
+
+    Raises:
+        UsageError: There is no such sweep, or a value in it cannot be.
+    """
+    path = SWEEPS / f"{sweep}.json"
+    if Path(sweep).suffix or not path.exists():
+        path = Path(sweep)
+    if not path.exists():
+        raise UsageError(f"{sweep}: no file, nor one of the sweeps {', '.join(sweeps())}")
+    data = {"about": "", "options": {}, "seeds": 1, **read_json(path, str(sweep))}
+    for key, kind in KEYS.items():
+        if type(data.get(key)) is not kind:
+            raise UsageError(f"{sweep}: {key!r} is missing or no {kind.__name__}; correct the file")
+    if unknown := data.keys() - KEYS.keys():
+        raise UsageError(
+            f"{sweep}: {min(unknown)!r} is none of {', '.join(KEYS)}; correct the file"
+        )
+    if not 0 < data["seeds"] * len(data["rows"]) <= MOST_RUNS:
+        raise UsageError(f"{sweep}: must have 1 to {MOST_RUNS} runs, rows times seeds")
+    base = load_recipe(data["recipe"])
+    rows = {}
+    for row, own in data["rows"].items():
+        place = f"{sweep}, row {row!r}"
+        if not (row.isidentifier() and isinstance(own, dict)):
+            raise UsageError(f"{place}: must be a name with an object of options; correct the file")
+        try:
+            rows[row] = base.replace(**read_values({**data["options"], **own}), **(changes or {}))
+            check(rows[row])
+            check_sources(rows[row].data)
+        except (TypeError, UsageError) as error:
+            raise UsageError(f"{place}: {error}; correct the file") from None
+    return Grid(path.stem, rows, data["seeds"])
+
+
+def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as JSON has them, with each value of its option's type where it can be."""
+    kinds: dict[str, Any] = {}
+    for group in get_type_hints(Options).values():
+        kinds |= get_type_hints(group)
+    found = dict(values)
+    for name in found.keys() & kinds.keys():
+        with contextlib.suppress(TypeError):  # the check that follows names the option
+            found[name] = typed(kinds[name], found[name])
+    return found

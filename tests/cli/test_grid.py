@@ -1,0 +1,207 @@
+"""A sweep trains every run once, goes on where it stopped, and keeps what BLEU is counted from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+
+from annotated_transformer.cli.main import main
+from annotated_transformer.cli.sweep import SweepError, difference, packed, unpacked
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.sweep import load_grid, sweeps
+from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
+
+SIZES = {
+    "layers": 1, "d_model": 8, "d_ff": 8, "heads": 2, "vocabulary": 280, "max_len": 64,
+    "updates": 6, "warmup": 2, "max_tokens": 64, "average": 2, "average_every": 1,
+}  # fmt: skip
+GOOD: dict[str, Any] = {
+    "recipe": "files", "options": SIZES, "seeds": 2, "rows": {"base": {}, "A1": {"heads": 1}},
+}  # fmt: skip
+LINES = ("Ein Hund schläft .\n", "A dog sleeps .\n")
+
+
+def write_grid(folder: Path, **changes: Any) -> Path:
+    """Write a grid over two small files; None leaves a key out."""
+    data = {**GOOD, **changes}
+    if data["options"] is SIZES:
+        files = []
+        for language, line in zip(("de", "en"), LINES, strict=True):
+            path = folder / f"text.{language}"
+            path.write_text(line * 12, encoding="utf-8")
+            files.append(str(path))
+        data["options"] = {**SIZES, "train_files": files, "valid_files": files}
+    path = folder / "small.json"
+    path.write_text(json.dumps({key: v for key, v in data.items() if v is not None}))
+    return path
+
+
+def test_the_package_has_sweeps_that_can_be_trained() -> None:
+    for name in sweeps():
+        grid = load_grid(name)
+        assert len(list(grid.runs())) == len(grid.rows) * grid.seeds
+        described = grid.described()
+        assert len({json.dumps(options) for options in described.values()}) == len(described)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": None}, "'recipe' is missing"),
+        ({"recipe": "soup"}, "--recipe soup: neither a file"),
+        ({"seeds": "2"}, "'seeds' is missing or no int"),
+        ({"seeds": 0}, "1 to 10000 runs"),
+        ({"seeds": True}, "'seeds' is missing or no int"),
+        ({"rows": {}}, "1 to 10000 runs"),
+        ({"rows": {"a b": {}}}, "row 'a b': must be a name"),
+        ({"rows": {"../a": {}}}, "row '../a': must be a name"),
+        ({"rows": {"a": 1}}, "row 'a': must be a name with an object"),
+        ({"rows": {"a": {"head": 1}}}, "row 'a': --head: there is no such option"),
+        ({"rows": {"a": {"heads": "1"}}}, "row 'a': --heads"),
+        ({"rows": {"a": {"heads": 0}}}, "row 'a': --heads 0: must be at least 1"),
+        ({"salt": 1}, "'salt' is none of"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(
+    tmp_path: Path, changes: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        load_grid(write_grid(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """Run a sweep; return its status, and what it printed to the output and beside it."""
+    status = main(["sweep", *map(str, words)])
+    return status, *capsys.readouterr()
+
+
+def test_a_sweep_trains_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid, out = write_grid(tmp_path), tmp_path / "runs"
+    words = (grid, "--out", out, "--jobs", 2, "--quiet")
+    status, _, said = told(capsys, *words, "--plan", "--seeds", 1)
+    assert status == 0
+    assert "2 rows, 1 seeds; 0 runs are in" in said
+    assert re.search(r"2 runs to go, 2 at a time: about 0:\d\d:\d\d", said)
+
+    status, table, _ = told(capsys, *words, "--seeds", 1)
+    assert status == 0
+    path = out / "small.json"
+    record = json.loads(path.read_bytes())
+    assert [list(row["runs"]) for row in record["rows"].values()] == [["0"], ["0"]]
+    assert record["rows"]["A1"]["options"]["heads"] == 1
+    assert [path.name for path in out.iterdir()] == ["small.json"]  # the runs are tidied away
+    run = record["rows"]["base"]["runs"]["0"]
+    counts = unpacked(run["counts"])
+    assert counts.shape == (12, 10)
+    assert round(float(bleu_of_counts(counts.sum(0))), 2) == run["bleu"]
+    assert re.search(rf"^base +{run['parameters']:,} ", table, re.MULTILINE)
+
+    path.write_text(json.dumps(record | {"mark": 1}))
+    status, _, said = told(capsys, *words, "--seeds", 2, "--rows", "A1", "--keep")
+    assert status == 0
+    assert "1 runs to go" in said
+    again = json.loads(path.read_bytes())
+    assert again["mark"] == 1  # what was there has stayed
+    assert again["rows"]["base"] == record["rows"]["base"]
+    assert list(again["rows"]["A1"]["runs"]) == ["0", "1"]
+    assert (out / "A1-1" / "record.json").exists()
+
+    other = json.loads(grid.read_bytes())
+    other["rows"]["A1"]["heads"] = 4
+    grid.write_text(json.dumps(other))
+    status, _, said = told(capsys, *words)
+    assert status == 2
+    assert "has row A1 with other options; name another file" in said
+    (tmp_path / "odd.json").write_text("[]")
+    status, _, said = told(capsys, *words, "--record", tmp_path / "odd.json")
+    assert status == 2
+    assert "is no record of a sweep" in said
+
+
+def test_a_run_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"base": {}, "odd": {"heads": 3}}  # eight features for three heads
+    grid, out = write_grid(tmp_path, rows=rows, seeds=1), tmp_path / "runs"
+    status, _, said = told(capsys, grid, "--out", out, "--jobs", 1, "--quiet")
+    assert status == 2
+    assert "Traceback" not in said
+    last = said.splitlines()[-1]
+    assert "row odd" in last
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
+    grid = write_grid(tmp_path)
+    words = [sys.executable, "-m", "annotated_transformer", "sweep", str(grid)]
+    words += ["--out", str(tmp_path / "runs"), "--jobs", "2", "--quiet"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+    record = tmp_path / "runs" / "small.json"
+    while not record.exists() and first.poll() is None:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGTERM)
+    _, said = first.communicate(timeout=120)
+    assert first.returncode == 143
+    assert said.splitlines()[-1].endswith("interrupted; run the same command to resume")
+    assert "Traceback" not in said
+    before = json.loads(record.read_bytes())
+    subprocess.run(words, check=True, env=environment, capture_output=True)
+    after = json.loads(record.read_bytes())
+    for row, found in before["rows"].items():
+        for seed, run in found["runs"].items():
+            assert after["rows"][row]["runs"][seed] == run
+    assert all(len(found["runs"]) == 2 for found in after["rows"].values())
+
+
+def test_options_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = write_grid(tmp_path)
+    for words, message in (
+        (("--jobs", 0), "--jobs 0: must be at least 1"),
+        (("--seeds", 0), "--seeds 0: must be at least 1"),
+        (("--rows", "B9"), "--rows B9: choose among base, A1"),
+    ):
+        status, _, said = told(capsys, grid, *words)
+        assert status == 2
+        assert message in said
+    status, _, said = told(capsys, tmp_path / "none.json")
+    assert status == 2
+    assert "nor one of" in said
+
+
+@given(st.lists(st.lists(st.integers(0, 2**16 - 1), min_size=10, max_size=10), min_size=1))
+def test_counts_are_packed_without_loss(rows: list[list[int]]) -> None:
+    assert unpacked(packed(np.array(rows))).tolist() == rows
+
+
+def test_packed_counts_give_sacrebleus_score() -> None:
+    wanted = ["the dog sleeps in the house .", "a cat sees the old man today ."]
+    found = ["the dog sleeps in a house .", "a cat sees an old man today ."]
+    counts = unpacked(packed(all_counts(found, wanted)))
+    assert float(bleu_of_counts(counts.sum(0))) == pytest.approx(
+        BLEU().corpus_score(found, [wanted]).score
+    )
+
+
+def test_differences_are_paired() -> None:
+    base = {str(seed): {"bleu": bleu} for seed, bleu in enumerate((10.0, 20.0, 30.0))}
+    runs = {str(seed): {"bleu": bleu} for seed, bleu in enumerate((11.0, 21.0, 31.5))}
+    told = difference(base, runs, ["0", "1", "2"])
+    mean, deviation = 3.5 / 3, statistics.stdev((1.0, 1.0, 1.5))
+    reach = 4.302653 * deviation / 3**0.5  # Student's t for two degrees of freedom
+    assert told == f"{mean:+.2f} BLEU ({mean - reach:+.2f} to {mean + reach:+.2f})"
+    assert difference(base, runs, ["0"]) == ""
+    assert issubclass(SweepError, ValueError)
