@@ -70,7 +70,7 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
     if Path(sweep).suffix or not path.exists():
         path = Path(sweep)
     if not path.exists():
-        raise UsageError(f"{sweep}: no file, nor one of the sweeps {', '.join(sweeps())}")
+        raise UsageError(f"{sweep}: neither a file nor a grid; choose among {', '.join(sweeps())}")
     data = {"about": "", "options": {}, "seeds": 1, **read_json(path, str(sweep))}
     for key, kind in KEYS.items():
         if type(data.get(key)) is not kind:

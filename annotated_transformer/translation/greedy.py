@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -149,6 +150,9 @@ def readable_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: i
         src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
         beam: Hypotheses of each sentence.
     """
+    if hasattr(model, "_orig_mod"):  # made by torch.compile
+        warnings.warn("torch.compile does not speed up searches: they call parts of the model, "
+                      "which stay as they are", stacklevel=3)  # fmt: skip
     if start := getattr(model, "start_steps", None):
         steps: Steps = start(src, src_mask, beam)
         return steps

@@ -105,6 +105,7 @@ COMPLETE = {  # lines that work, but for what is added
     "average": "average @run",
     "plot": "plot @run",
     "prepare": PREPARE,
+    "sweep": "sweep table3-grammar --plan",
 }
 NUMBERS = {
     int: ("x", "1.5", "-1", "99999999999999999999"),
@@ -224,6 +225,15 @@ compare @text/is @text/is --references @text/is --samples 1 | --samples
 ablation                                                | ablation
 ablation nowhere                                        | nowhere
 ablation @run --mirror m                                | files
+sweep                                                   | STR
+sweep nope                                              | nope
+sweep @text                                             | text
+sweep @text/is                                          | is
+sweep table3-grammar --jobs 0                           | --jobs
+sweep table3-grammar --seeds 0                          | --seeds
+sweep table3-grammar --rows Z                           | --rows
+sweep table3-grammar --mirror m                         | --mirror
+sweep table3-grammar --record @text                     | --record
 average nowhere                                         | nowhere
 average @run --last 0                                   | 0
 average @run --last 9                                   | 9

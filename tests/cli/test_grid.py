@@ -179,7 +179,7 @@ def test_options_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert message in said
     status, _, said = told(capsys, tmp_path / "none.json")
     assert status == 2
-    assert "nor one of" in said
+    assert "neither a file nor a grid" in said
 
 
 @given(st.lists(st.lists(st.integers(0, 2**16 - 1), min_size=10, max_size=10), min_size=1))

@@ -100,6 +100,15 @@ def test_an_output_without_end_is_as_long_as_allowed(
         assert [len(best.tokens) for (best,) in every] == [written, short]
 
 
+@pytest.mark.parametrize("find", [greedy_search, search.greedy_search])
+def test_a_compiled_model_is_searched_as_it_is_and_says_so(find: Callable[..., object]) -> None:
+    model = opinionated(0)
+    compiled = torch.compile(model, backend="eager")
+    with pytest.warns(UserWarning, match="does not speed up searches"):
+        found = find(compiled, [[5, 6, 7]])
+    assert found == find(model, [[5, 6, 7]])
+
+
 def test_strip() -> None:
     assert strip([5, 6, EOS, 7]) == [5, 6]
     assert strip([5, PAD, 6]) == [5, 6]
