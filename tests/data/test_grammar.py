@@ -431,7 +431,7 @@ def test_tables_travel_with_the_package() -> None:
 def test_grammar_refuses_what_it_does_not_have() -> None:
     with pytest.raises(ValueError, match=r"'dev'.*train, val, test"):
         grammar_pairs("dev")
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="at least 0, not -1"):
         grammar_pairs("train", -1)
 
 
