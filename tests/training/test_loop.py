@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -392,3 +392,22 @@ def test_progress_adds_up() -> None:
     assert math.isclose(total.perplexity, math.e)
     assert (Progress().loss, Progress().speed, Progress().perplexity) == (0.0, 0.0, 1.0)
     assert Progress(1e9, 1, 1.0).perplexity > 1e300  # no overflow
+
+
+@pytest.mark.parametrize("loss", [batch_loss, fast_batch_loss])
+def test_a_compiled_model_is_trained_by_its_compiled_code(loss: LossFunction) -> None:
+    calls = 0
+
+    def backend(graph: torch.fx.GraphModule, _: Sequence[Tensor]) -> Any:
+        def run(*inputs: Tensor) -> Any:
+            nonlocal calls
+            calls += 1
+            return graph.forward(*inputs)
+
+        return run
+
+    net = model()
+    compiled = cast("nn.Module", torch.compile(net, backend=backend))
+    steps = fit(compiled, [batch(FIXED)] * 3, make_adam(net, 1e-3), loss=loss)
+    assert len(list(steps)) == 3
+    assert calls >= 3
