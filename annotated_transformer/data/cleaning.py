@@ -208,10 +208,10 @@ def _blocks(source: Side, target: Side) -> Iterator[list[tuple[str, str]]]:
 
 
 def find_shift(lengths: NDArray[np.int64]) -> tuple[int, int] | None:
-    """Find where two sides drift: from some line on, line n is translated by line n + d, |d| <= 5.
+    """Find where two sides drift, so that from some line on, line n is translated by line n + d.
 
     The lengths of a sentence and its translation are correlated, those of neighbouring lines are
-    not. For each d, the evidence is accumulated line by line (CUSUM, Page 1954).
+    not. For each d from -5 to 5, the evidence is accumulated line by line (CUSUM, Page 1954).
 
     Args:
         lengths: ``(lines, 2)``, characters of source and target.
