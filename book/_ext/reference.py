@@ -40,6 +40,7 @@ def modules() -> list[tuple[str, str]]:
         hidden = path.name.startswith("_") or path.read_text(encoding="utf-8").startswith(MARK)
         # What checks an exercise is a list of mistakes, which readers should not come upon.
         hidden |= path.parent.name == "exercises" and path.stem != "machinery"
+        hidden |= path.parent.name == "cli"  # which has a chapter, and --help
         if name not in known and not hidden:
             found.append((name, ""))
     return found

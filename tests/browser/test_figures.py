@@ -102,7 +102,7 @@ def test_a_chart_is_read_and_used_by_keyboard(page: Page) -> None:
     assert inner is not None
     assert max(abs(outer[side] + 3 - inner[side]) for side in ("x", "y")) < 2
     kept = """(few) => [...document.querySelectorAll(".moving")][0]
-      .querySelectorAll(".mark-rect path[opacity='1']").length === few"""
+      .querySelectorAll(".role-mark.mark-rect path[opacity='1']").length === few"""
     chart.press("Enter")
     page.wait_for_function(kept, arg=5)
     assert said.inner_text().startswith("Selected: query cat")
