@@ -102,6 +102,7 @@ def test_metadata_says_what_it_is(built: dict[str, Path]) -> None:
     assert metadata["License-Expression"] == "MIT"
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     assert "Transformer" in metadata["Keywords"]
+    assert metadata["Project-URL"] == "Paper, https://arxiv.org/abs/1706.03762"
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert str(citation["version"]) == metadata["Version"]
     assert metadata["Name"] == "annotated-transformer"
