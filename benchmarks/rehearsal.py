@@ -1,0 +1,221 @@
+"""Rehearse the runs on WMT 2014, command by command, on generated text of its shape.
+
+The corpus of section 5.1 cannot be had everywhere, and a run on it takes a GPU. What can break
+in such a run can be seen in small: 100,000 generated pairs are prepared, the paper's base model
+is trained on them in two processes, killed in the middle without warning and resumed; its last
+checkpoints are averaged, and it translates and is scored with compounds split, as Table 2 is.
+The translations are worthless. What is measured is that every command takes over what the one
+before it leaves, and how long each takes; for the paper's runs, the time on current GPUs is
+computed from the operations of their matrix products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from annotated_transformer.engine.config import load_recipe
+from annotated_transformer.engine.devices import DEVICES
+from annotated_transformer.engine.records import processor
+from annotated_transformer.model.complexity import training_flops
+from annotated_transformer.model.transformer import PRESETS
+from benchmarks.prepare import write_corpus
+from benchmarks.records import keep, origin
+
+PACKAGE = [sys.executable, "-m", "annotated_transformer"]
+RECIPES = ("paper-base-en-de", "paper-big-en-de", "paper-base-en-fr", "paper-big-en-fr")
+GPUS = ("A100 80GB SXM", "H100 SXM", "H200 SXM")
+SHARE = 0.4  # of a GPU's peak that a good run reaches: an assumption, said beside each figure
+LENGTH = 28  # tokens of a sentence of news, for the operations of attention
+TESTED = 20  # sentences to translate
+
+
+class RehearsalError(RuntimeError):
+    """A command that did not do its part; the message has its last lines."""
+
+
+def last_words(said: str) -> str:
+    """Return the error lines of what a command said, or its end."""
+    ours = [line for line in said.splitlines() if line.startswith("annotated-transformer:")]
+    return "\n".join(ours) or said[-2000:]
+
+
+def run(command: list[str], name: str) -> tuple[float, str]:
+    """Run a command to its end; return its seconds and what it said."""
+    start = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RehearsalError(f"{name}: exit status {done.returncode}\n{last_words(done.stderr)}")
+    return time.perf_counter() - start, done.stdout + done.stderr
+
+
+def updates_made(folder: Path) -> int:
+    """Return how many updates the log of a run has."""
+    log = folder / "log.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return max((json.loads(line).get("update", 0) for line in lines if line), default=0)
+
+
+def family(parent: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    found = [parent]
+    for pid in found:
+        with contextlib.suppress(OSError):  # it has just ended
+            for thread in (Path("/proc") / str(pid) / "task").iterdir():
+                found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
+
+def kill_at(command: list[str], folder: Path, updates: int, patience: float) -> float:
+    """Start training and kill all its processes after so many updates; return the seconds.
+
+    Raises:
+        RehearsalError: It ended by itself, or did not get there in ``patience`` seconds.
+    """
+    start = time.perf_counter()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(command, stderr=output, stdout=output)
+        try:
+            while updates_made(folder) < updates:
+                if process.poll() is not None or time.perf_counter() - start > patience:
+                    output.seek(0)
+                    raise RehearsalError(f"train: not to be killed\n{last_words(output.read())}")
+                time.sleep(0.2)
+        finally:
+            for pid in family(process.pid):  # each worker has a session of its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+    return time.perf_counter() - start
+
+
+def commands(folder: Path, options: argparse.Namespace) -> dict[str, list[str]]:
+    """Return the commands of the whole way, in their order, as a user types them."""
+    text, prepared, system = folder / "text", folder / "wmt", folder / "run"
+    train, valid = ([str(text / f"{s}.{x}") for x in ("en", "de")] for s in ("train", "valid"))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    fit = ["--recipe", "paper-base-en-de", "--prepared", str(prepared), "--out", str(system)]
+    fit += ["--preset", options.preset, "--updates", str(options.updates), "--accumulate", "1"]
+    fit += ["--max-tokens", str(options.max_tokens), "--average", "5"]
+    fit += ["--average-every", str(max(1, options.updates // 10))]
+    fit += ["--save-every", "5", "--log-every", "1", "--quiet"]
+    return {
+        "prepare": [
+            *[*PACKAGE, "prepare", str(prepared), "--train-files", *train],
+            *["--valid-files", *valid, "--pair", "en-de", "--quiet"],
+            *["--vocabulary", str(options.vocabulary)],
+        ],
+        "train": [*launch, "-m", "annotated_transformer", "train", *fit],
+        "average": [*PACKAGE, "average", str(system), "--last", "5"],
+        "translate": [
+            *[*PACKAGE, "translate", str(system), str(folder / "test.en")],
+            *["-o", str(folder / "found.de"), "--averaged", "--quiet"],
+        ],
+        "evaluate": [
+            *[*PACKAGE, "evaluate", "--hypotheses", str(folder / "found.de")],
+            *["--references", str(folder / "test.de"), "--language", "de", "--protocols"],
+        ],
+    }
+
+
+def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Go the whole way; return seconds of each command, and what was seen."""
+    text, system = folder / "text", folder / "run"
+    text.mkdir()
+    write_corpus(text, options.pairs)
+    sides = [(text / f"valid.{x}").read_text(encoding="utf-8").splitlines() for x in ("en", "de")]
+    fit = [pair for pair in zip(*sides, strict=True) if all(0 < len(line) < 200 for line in pair)]
+    for side, name in enumerate(("en", "de")):
+        lines = [pair[side] + "\n" for pair in fit]
+        (text / f"valid.{name}").write_text("".join(lines), encoding="utf-8")
+        (folder / f"test.{name}").write_text("".join(lines[:TESTED]), encoding="utf-8")
+    seconds: dict[str, float] = {}
+    said: dict[str, str] = {}
+    all_commands = commands(folder, options)
+    for name, command in all_commands.items():
+        if name == "train":
+            at = options.updates // 2
+            seconds["train, killed"] = kill_at(command, system, at, options.patience)
+        before = updates_made(system)
+        seconds[name], said[name] = run(command, name)
+        if name == "train" and not before < updates_made(system) == options.updates:
+            raise RehearsalError(f"train: {updates_made(system)} updates, {options.updates} wanted")
+    scores = re.search(r"compounds split\D+([\d.]+)", said["evaluate"])
+    if scores is None:
+        raise RehearsalError(f"evaluate: no score with compounds split\n{said['evaluate']}")
+    words = {name: " ".join(command) for name, command in all_commands.items()}
+    hidden = [(str(folder), "FOLDER"), (sys.executable, "python")]
+    for place, instead in hidden:
+        words = {name: line.replace(place, instead) for name, line in words.items()}
+    return {
+        "commands": words,
+        "seconds": {name: round(one, 1) for name, one in seconds.items()},
+        "updates_before_resuming": options.updates // 2,
+        "bleu_compounds_split": float(scores[1]),
+    }
+
+
+def expected(recipe: str) -> dict[str, Any]:
+    """Return operations of a run of the paper, and hours of one GPU at :data:`SHARE` of its peak.
+
+    Precision is bfloat16; hours are of matrix products alone.
+    """
+    options = load_recipe(recipe)
+    optim = options.optim
+    tokens = optim.updates * optim.accumulate * optim.max_tokens
+    pair = training_flops(
+        PRESETS[options.model.preset], options.data.vocabulary, [LENGTH], [LENGTH]
+    )
+    flops = tokens / LENGTH * pair
+    peaks = {gpu: DEVICES[gpu].teraflops["bfloat16"] * 1e12 for gpu in GPUS}
+    hours = {gpu: round(flops / (SHARE * peak) / 3600, 1) for gpu, peak in peaks.items()}
+    return {"updates": optim.updates, "flops": flops, "gpu_hours": hours, "share_of_peak": SHARE}
+
+
+def main() -> None:
+    """Read the options, rehearse, print, write the record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rehearsal", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=100_000)
+    parser.add_argument("--vocabulary", type=int, default=37_000)
+    parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--max-tokens", type=int, default=512, help="of a batch of each process")
+    parser.add_argument("--preset", default="base", help="sizes of the model")
+    parser.add_argument("--patience", type=float, default=3600, help="seconds until it is killed")
+    parser.add_argument("--folder", type=Path, help="to work in; a temporary one unless given")
+    parser.add_argument("--record", type=Path, help="write the figures into this JSON file")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        found = rehearse(folder, options)
+    finally:
+        shutil.rmtree(folder)
+    record = {
+        "kind": "rehearsal",
+        **origin("benchmarks.rehearsal"),
+        "hardware": {"processor": processor()},
+        "pairs": options.pairs,
+        **found,
+        "expected": {recipe: expected(recipe) for recipe in RECIPES},
+    }
+    for name, one in record["seconds"].items():
+        print(f"{name:16} {one:8.1f} s")
+    for recipe, one in record["expected"].items():
+        hours = ", ".join(f"{gpu} {h} h" for gpu, h in one["gpu_hours"].items())
+        print(f"{recipe:18} {one['flops']:.2g} operations: {hours} (at {SHARE:.0%} of the peak)")
+    if options.record:
+        keep(record, options.record)
+
+
+if __name__ == "__main__":
+    main()

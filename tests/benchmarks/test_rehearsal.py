@@ -1,0 +1,80 @@
+"""The rehearsal of WMT's runs: its commands exist, it kills all of a run, and it reckons right."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from annotated_transformer.cli.parsing import parse
+from annotated_transformer.engine.config import load_recipe
+from benchmarks import rehearsal
+
+OPTIONS = argparse.Namespace(updates=50, max_tokens=512, vocabulary=37_000, preset="base")
+# A process that starts one with a session of its own, as torchrun does, which writes a log.
+LAUNCHER = """
+import pathlib, subprocess, sys
+code = '''
+import pathlib, sys, time
+for update in range(1000):
+    with pathlib.Path(sys.argv[1]).open("a") as file:
+        file.write('{"update": %d}\\\\n' % update)
+    time.sleep(0.01)
+'''
+worker = subprocess.Popen([sys.executable, "-c", code, sys.argv[1]], start_new_session=True)
+worker.wait()
+"""
+
+
+def test_every_command_exists(tmp_path: Path) -> None:
+    commands = rehearsal.commands(tmp_path, OPTIONS)
+    assert list(commands) == ["prepare", "train", "average", "translate", "evaluate"]
+    for words in commands.values():
+        parse(words[words.index("annotated_transformer") + 1 :])
+
+
+def test_all_processes_of_a_run_are_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rehearsal.kill_at([sys.executable, "-c", LAUNCHER, str(log)], tmp_path, 5, patience=30)
+    size = log.stat().st_size
+    time.sleep(0.1)
+    assert log.stat().st_size == size
+    assert 5 <= rehearsal.updates_made(tmp_path) < 900  # of 1,000
+
+
+def test_a_run_that_ends_too_soon_is_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('annotated-transformer: no such thing')"]
+    with pytest.raises(rehearsal.RehearsalError, match="no such thing"):
+        rehearsal.kill_at(command, tmp_path, 5, patience=30)
+    with pytest.raises(rehearsal.RehearsalError, match="prepare: exit status 1"):
+        rehearsal.run(command, "prepare")
+
+
+def test_a_family_has_children_and_theirs() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as parent:
+        while len(found := rehearsal.family(parent.pid)) < 2:
+            time.sleep(0.01)
+        assert found[0] == parent.pid
+        assert all(os.getpgid(pid) for pid in found)
+        parent.communicate(b"\n")
+
+
+@pytest.mark.parametrize("name", rehearsal.RECIPES)
+def test_hours_are_operations_over_rate(name: str) -> None:
+    """Six operations for each weight of a token's products: within a quarter of ours."""
+    found, options = rehearsal.expected(name), load_recipe(name)
+    optim = options.optim
+    tokens = optim.updates * optim.accumulate * optim.max_tokens
+    big = options.model.preset == "big"
+    d, ff = (1024, 4096) if big else (512, 2048)
+    encoder, decoder = 6 * (4 * d * d + 2 * d * ff), 6 * (8 * d * d + 2 * d * ff)
+    weights = encoder + decoder + options.data.vocabulary * d
+    assert found["flops"] == pytest.approx(6 * weights * tokens, rel=0.25)
+    hours = found["gpu_hours"]["A100 80GB SXM"]
+    assert hours * 3600 * 0.4 * 312e12 == pytest.approx(found["flops"], rel=0.05)
