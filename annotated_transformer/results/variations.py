@@ -1,15 +1,12 @@
 # Written from book/results/variations.md: edit the chapter instead.
 """Rows of Table 3 against the base model, seed by seed (section 6.2)."""
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from annotated_transformer.results.machine_translation import (
     RecordError,
-    find_records,
     judge,
     read_record,
     student_t,
