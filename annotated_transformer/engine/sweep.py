@@ -32,11 +32,13 @@ class Grid:
         name: Of the sweep.
         rows: The options of each row; those of the first are the base of all comparisons.
         seeds: Number of seeds; the runs of different rows with one seed are paired.
+        about: A remark on it.
     """
 
     name: str
     rows: Mapping[str, Options]
     seeds: int
+    about: str = ""
 
     def runs(self) -> Iterator[tuple[str, int, Options]]:
         """Go through the runs: all rows with the first seed, then all with the second."""
@@ -93,7 +95,7 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
             check_sources(rows[row].data)
         except (TypeError, UsageError) as error:
             raise UsageError(f"{place}: {error}; correct the file") from None
-    return Grid(path.stem, rows, data["seeds"])
+    return Grid(path.stem, rows, data["seeds"], data["about"])
 
 
 def read_values(values: Mapping[str, Any]) -> dict[str, Any]:

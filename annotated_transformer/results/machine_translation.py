@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -125,23 +126,24 @@ class Verdict:
         return f"status: {self.status}{told}"
 
 
-def judge(differences: Iterable[float]) -> Verdict:
+def judge(differences: Iterable[float], level: float = 0.95) -> Verdict:
     """Return what runs say of a claim, each with a difference that it predicts above zero."""
     found = list(differences)
     if not found:
         return Verdict(0, math.nan, -math.inf, math.inf)
     mean, reach = statistics.mean(found), math.inf
     if len(found) > 1:
-        reach = student_t(len(found) - 1) * statistics.stdev(found) / len(found) ** 0.5
+        reach = student_t(len(found) - 1, level) * statistics.stdev(found) / len(found) ** 0.5
     return Verdict(len(found), mean, mean - reach, mean + reach)
 
 
-def student_t(freedom: int) -> float:
+@cache
+def student_t(freedom: int, level: float = 0.95) -> float:
     """Return the bound that 95 % of Student's t keep to, with so many degrees of freedom."""
     logs = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     height = math.exp(logs) / (freedom * math.pi) ** 0.5
     t, step, inside = 0.0, 1e-4, 0.0
-    while inside < 0.475:  # on one side; the middle of each strip is its mean height
+    while inside < level / 2:  # on one side; the middle of each strip is its mean height
         middle = t + step / 2
         inside += step * height * (1 + middle**2 / freedom) ** (-(freedom + 1) / 2)
         t += step

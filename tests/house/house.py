@@ -111,7 +111,7 @@ def settles(source: str) -> bool:
     return any(
         not (isinstance(node.test, ast.Constant) and node.test.value)
         if isinstance(node, ast.Assert)
-        else isinstance(node, ast.Call) and ast.unparse(node).startswith("print(judge(")
+        else isinstance(node, ast.Call) and ast.unparse(node).startswith("print(judge")
         for node in ast.walk(ast.parse(plain(source)))
     )
 

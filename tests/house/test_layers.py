@@ -57,6 +57,7 @@ not = read
 ```
 
 :::{paper} 3.2
+:line: Not read here.
 A box.
 :::
 

@@ -1,0 +1,98 @@
+# Written from book/results/variations.md: edit the chapter instead.
+"""Rows of Table 3 against the base model, seed by seed (section 6.2)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from annotated_transformer.results.machine_translation import (
+    RecordError,
+    judge,
+    read_record,
+    student_t,
+)
+
+SWEEP = ("kind", "command", "commit", "date", "hardware", "search", "rows")
+
+
+def read_sweep(folder: Path | None, name: str) -> dict[str, Any] | None:
+    """Read the record of a grid.
+
+    Returns:
+        None where it has not been run, or there is no folder of records.
+
+    Raises:
+        RecordError: The file is no record of a sweep.
+    """
+    path = None if folder is None else folder / f"{name}.json"
+    if path is None or not path.exists():
+        return None
+    record = read_record(path, SWEEP)
+    if record["kind"] != "sweep":
+        raise RecordError(f"{path}: is no record of a sweep; run the sweep again")
+    return record
+
+
+def paired(record: Mapping[str, Any] | None, row: str, measure: str = "loss") -> list[float]:
+    """Compare a row with the base, the first row, for every seed that both have.
+
+    Args:
+        record: Of a grid; None for none.
+        row: Its name.
+        measure: ``loss``, in per cent of the base's, or ``bleu``, in points of BLEU.
+
+    Returns:
+        What the row has more than the base, seed by seed.
+    """
+    rows = {} if record is None else record["rows"]
+    if row not in rows:
+        return []
+    base, runs = next(iter(rows.values()))["runs"], rows[row]["runs"]
+    pairs = [(runs[seed][measure], base[seed][measure]) for seed in base if seed in runs]
+    if measure == "loss":
+        return [100 * (own - other) / other for own, other in pairs]
+    return [own - other for own, other in pairs]
+
+
+def judge_rows(
+    record: Mapping[str, Any] | None, predicted: Mapping[str, int], measure: str = "loss"
+) -> str:
+    """Judge a statement about several rows of a grid.
+
+    Args:
+        record: Of the grid.
+        predicted: +1 for a row that should have more than the base, −1 for less.
+        measure: See ``paired``.
+
+    Returns:
+        A word of the scoreboard.
+    """
+    found = {row: [sign * x for x in paired(record, row, measure)]
+             for row, sign in predicted.items()}  # fmt: skip
+    if not all(found.values()):
+        return "not yet run"
+    against = [judge(each, level=1 - 0.05 / len(found)) for each in found.values()]
+    if any(verdict.high < 0 for verdict in against):
+        return "does not hold at our scale"
+    return "holds at our scale" if all(judge(f).low > 0 for f in found.values()) else "not resolved"
+
+
+MOST_PAIRS = 1000
+EIGHTY = 0.8416  # four fifths of a normal distribution lie below so many standard deviations
+
+
+def pairs_needed(effect: float, spread: float) -> int | None:
+    """Return how many paired seeds find an effect four times out of five, at 95 %.
+
+    Args:
+        effect: The true mean difference.
+        spread: Standard deviation of a difference.
+
+    Returns:
+        None for more than ``MOST_PAIRS``.
+    """
+    for n in range(2, MOST_PAIRS + 1):
+        bound = 1.96 if n > 120 else student_t(n - 1)
+        if abs(effect) >= (bound + EIGHTY) * spread / n**0.5:
+            return n
+    return None
