@@ -38,7 +38,7 @@ RECIPES = ("paper-base-en-de", "paper-big-en-de", "paper-base-en-fr", "paper-big
 GPUS = ("A100 80GB SXM", "H100 SXM", "H200 SXM")
 SHARE = 0.4  # of a GPU's peak that a good run reaches: an assumption, said beside each figure
 LENGTH = 28  # tokens of a sentence of news, for the operations of attention
-TESTED = 20  # sentences to translate
+TESTED, VALID = 20, 100  # sentences to translate, and to validate on
 
 
 class RehearsalError(RuntimeError):
@@ -137,7 +137,7 @@ def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     sides = [(text / f"valid.{x}").read_text(encoding="utf-8").splitlines() for x in ("en", "de")]
     fit = [pair for pair in zip(*sides, strict=True) if all(0 < len(line) < 200 for line in pair)]
     for side, name in enumerate(("en", "de")):
-        lines = [pair[side] + "\n" for pair in fit]
+        lines = [pair[side] + "\n" for pair in fit[:VALID]]
         (text / f"valid.{name}").write_text("".join(lines), encoding="utf-8")
         (folder / f"test.{name}").write_text("".join(lines[:TESTED]), encoding="utf-8")
     seconds: dict[str, float] = {}
