@@ -175,6 +175,33 @@ def test_masks_have_no_scale() -> None:
     assert [t.get_text() for t in figure.axes[0].texts] == list("100110111")
 
 
+def test_a_mask_may_have_a_legend() -> None:
+    mask = torch.ones(3, 3, dtype=torch.bool).tril()
+    figure = heatmap(mask, list("abc"), list("abc"), **NAMES, value_label="may attend")
+    (mesh,), bar = figure.axes[0].collections, figure.axes[1]
+    figure.draw_without_rendering()
+    assert bar.get_ylabel() == "may attend"
+    colours = {
+        label.get_text(): mesh.to_rgba([y])[0]
+        for y, label in zip(bar.get_yticks(), bar.get_yticklabels(), strict=True)
+    }
+    values = np.asarray(mesh.get_array()).ravel()
+    drawn = mesh.get_facecolors()
+    assert all(
+        (drawn[i] == colours["yes" if true else "no"]).all() for i, true in enumerate(values)
+    )
+    assert set(values) == {0, 1}
+
+
+def test_panels_may_share_a_scale() -> None:
+    axes = canvas(1, 2)[1]
+    for ax, factor in zip(axes[0], (1.0, 0.1), strict=True):
+        heatmap(factor * np.array([[-1.0, 1.0]]), ["a"], ["b", "c"], **NAMES, limits=(-2, 2), ax=ax)
+    left, right = (ax.collections[0] for ax in axes[0])
+    assert left.get_clim() == right.get_clim() == (-2, 2)
+    assert left.to_rgba([0.5]).tolist() == right.to_rgba([0.5]).tolist()
+
+
 def test_many_numbers_are_labelled_thinly_and_tokens_always() -> None:
     matrix = np.zeros((100, 60))
     axes = heatmap(matrix, list(range(100)), ["token"] * 60, **NAMES).axes[0]
