@@ -434,8 +434,7 @@ def live_heatmap(
     pick = alt.selection_point(fields=["i"], on=on, clear=clear)
     low, high = _colour_range(values)  # Vega has names of its own for our colour maps
     shade = alt.Scale(scheme="purpleorange" if low < 0 else "viridis", domain=[low, high])
-    # Cells are square if there are few; the chart never exceeds the page.
-    width, height = min(24 * len(columns), 480), min(24 * len(rows), 480)
+    width, height = (min(24 * len(side), 480) for side in (columns, rows))  # square if few
     empty = alt.Chart(alt.InlineData(values=cells), title=title, width=width, height=height)
     names = [json.dumps(f"{label} ") for label in (row_label, column_label, value_label)]
     said = "{} + datum.row + ', ' + {} + datum.column + ', ' + {} + format(datum.value, '.3~g')"
@@ -497,4 +496,5 @@ def live_lines(
             alt.Tooltip("y:Q", title=y_label, format=",.4~g"),
         ],
     )
-    return alt.layer(curves.add_params(pick), dots.add_params(near), width=360, height=220)
+    layers = [curves.add_params(pick), dots.add_params(near)]
+    return alt.LayerChart(layer=layers, width=360, height=220)

@@ -71,7 +71,8 @@ def one_query(
 ) -> Tensor:  # fmt: skip
     """Attend with one ``query (d,)`` to ``keys (m, d)``: the mean of ``values (m, d_v)``."""
     scores = keys @ query / (size or len(query)) ** power
-    return (scores.softmax(0) if softmax else scores) @ values
+    weights: Tensor = scores.softmax(0) if softmax else scores
+    return weights @ values
 
 
 def _query_case(draw: Draw) -> Case:
