@@ -18,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ from annotated_transformer.engine.system import model_config, translate_lines
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
-from annotated_transformer.results.machine_translation import student_t
+from annotated_transformer.results.machine_translation import judge
 from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
 
 BEAM, ALPHA = 4, 0.6  # the paper's search
@@ -288,6 +288,5 @@ def difference(base: Mapping[str, Any], runs: Mapping[str, Any], seeds: list[str
     found = [runs[seed]["bleu"] - base[seed]["bleu"] for seed in seeds]
     if len(found) < 2:
         return ""
-    reach = student_t(len(found) - 1) * stdev(found) / len(found) ** 0.5
-    middle = fmean(found)
-    return f"{middle:+.2f} BLEU ({middle - reach:+.2f} to {middle + reach:+.2f})"
+    told = judge(found)
+    return f"{told.mean:+.2f} BLEU ({told.low:+.2f} to {told.high:+.2f})"
