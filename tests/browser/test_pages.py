@@ -161,7 +161,7 @@ def tiny_letters(page: Page) -> list[str]:
             .map((e) => parseFloat(getComputedStyle(e).fontSize)).filter((s) => s * full >= 10);
           const least = Math.min(...sizes) * now;
           const name = svg.closest("figure").id;
-          return least < 8.4 ? [`letters of ${least.toFixed(1)} px in ${name}`] : [];
+          return least < 8.2 ? [`letters of ${least.toFixed(1)} px in ${name}`] : [];
         })"""
     )
     return found
