@@ -129,6 +129,18 @@ def commands(folder: Path, options: argparse.Namespace) -> dict[str, list[str]]:
     }
 
 
+def score_of(said: str) -> float:
+    """Return BLEU with compounds split, from what ``evaluate --protocols`` says.
+
+    Raises:
+        RehearsalError: It is not there.
+    """
+    found = re.search(r"^ *([\d.]+) +tokenised, compounds split$", said, re.MULTILINE)
+    if found is None:
+        raise RehearsalError(f"evaluate: no score with compounds split\n{said}")
+    return float(found[1])
+
+
 def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run all commands; return the seconds of each, and the results."""
     text, system = folder / "text", folder / "run"
@@ -151,9 +163,6 @@ def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         seconds[name], said[name] = run(command, name)
         if name == "train" and not before < updates_made(system) == options.updates:
             raise RehearsalError(f"train: {updates_made(system)} updates, {options.updates} wanted")
-    scores = re.search(r"compounds split\D+([\d.]+)", said["evaluate"])
-    if scores is None:
-        raise RehearsalError(f"evaluate: no score with compounds split\n{said['evaluate']}")
     words = {name: " ".join(command) for name, command in all_commands.items()}
     hidden = [(str(folder), "FOLDER"), (sys.executable, "python")]
     for place, instead in hidden:
@@ -162,7 +171,7 @@ def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "commands": words,
         "seconds": {name: round(one, 1) for name, one in seconds.items()},
         "updates_before_resuming": options.updates // 2,
-        "bleu_compounds_split": float(scores[1]),
+        "bleu_compounds_split": score_of(said["evaluate"]),
     }
 
 
