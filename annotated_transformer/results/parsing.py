@@ -112,7 +112,7 @@ def delinearize(symbols: Sequence[str], words: Sequence[str]) -> Tree:
 
 def build(symbols: Sequence[str], words: Sequence[str]) -> tuple[list[Tree], int]:
     """Return the trees that symbols make, and how many of the words they used."""
-    labels, parts, used = [""], [list[Tree]()], 0  # what is open, the outside first
+    labels, parts, used = [" "], [list[Tree]()], 0  # open ones, the outside first
 
     def close() -> None:
         label, inside = labels.pop(), parts.pop()
@@ -124,7 +124,7 @@ def build(symbols: Sequence[str], words: Sequence[str]) -> tuple[list[Tree], int
             labels.append(symbol[1:])
             parts.append([])
         elif symbol.startswith(")"):
-            if symbol[1:] in labels[1:]:
+            if symbol[1:] in reversed(labels):
                 while labels[-1] != symbol[1:]:
                     close()
                 close()
@@ -161,7 +161,7 @@ def read_trees(text: str) -> list[Tree]:
             stack[-1][1].append(token)
         else:
             start, atoms, parts = stack.pop()
-            tree = constituent(atoms, parts, place(text, start))
+            tree = constituent(atoms, parts, text, start)
             (stack[-1][2] if stack else trees).append(tree)
     if stack:
         where = place(text, stack[-1][0])
@@ -175,7 +175,7 @@ def place(text: str, at: int) -> str:
     return f"line {line}, column {at - text.rfind(chr(10), 0, at)}"
 
 
-def constituent(atoms: Sequence[str], parts: Sequence[Tree], where: str) -> Tree:
+def constituent(atoms: Sequence[str], parts: Sequence[Tree], text: str, start: int) -> Tree:
     """Return what stands between two brackets: a tag and a word, or a label and parts.
 
     Raises:
@@ -187,7 +187,7 @@ def constituent(atoms: Sequence[str], parts: Sequence[Tree], where: str) -> Tree
         return Tree(atoms[0] if atoms else "", tuple(parts))
     count = f"{len(atoms)} words and {len(parts)} brackets"
     remedy = "write (TAG word), or (LABEL ...) around other brackets"
-    raise ValueError(f"{where}: a bracket around {count}; {remedy}")
+    raise ValueError(f"{place(text, start)}: a bracket around {count}; {remedy}")
 
 
 OUTER = ("", "TOP", "ROOT")
@@ -282,10 +282,10 @@ class TreeConstraint(Symbols):
         allowed = torch.zeros(self.size, dtype=torch.bool)
         if prefix and not open_:
             allowed[self.eos] = True  # the tree is complete
-        elif left:
+        elif left > 0:
             allowed[self.tags] = bool(open_) or words == 1
             allowed[list(self.opening)] = row < self.most and fits
-        if open_ and not row and (not left or len(open_) > 1):
+        if open_ and not row and (left < 1 or len(open_) > 1):
             allowed[self.closing[open_[-1]]] = True
         return allowed
 
@@ -420,3 +420,19 @@ def bracket_score(
         raise ValueError(f"{what}: give one for each sentence")
     counts = (score_tree(*pair, rules) for pair in zip(golds, tests, strict=True))
     return sum(counts, BracketCounts())
+
+
+def with_tags(tree: Tree, given: Sequence[str]) -> Tree:
+    """Return the tree with other parts of speech, such as the treebank's.
+
+    The scorer drops punctuation by its tags, so both trees need the same ones.
+
+    Raises:
+        ValueError: There is not one tag for each word.
+    """
+    words = leaves(tree)
+    if len(words) != len(given):
+        raise ValueError(f"{len(words)} words, {len(given)} tags: give one for each word")
+    changed = iter(given)
+    symbols = [s if s[0] in "()" else next(changed) for s in linearize(tree)]
+    return delinearize(symbols, words)
