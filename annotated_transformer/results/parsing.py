@@ -32,7 +32,7 @@ class Tree:
         first = self.children[0]
         return first if isinstance(first, str) else None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return the tree in Penn brackets: ``(NP (DT the) (NN baker))``."""
         out: list[str] = []
         for node, opens in walk(self):
@@ -67,6 +67,55 @@ def tags(tree: Tree) -> list[str]:
     return [node.label for node in nodes if node.word is not None]
 
 
+def read_trees(text: str) -> list[Tree]:
+    """Read trees in Penn brackets, any number of them, on any number of lines.
+
+    Raises:
+        ValueError: Brackets are unbalanced, or one has neither a word nor parts; the
+            message names line and column.
+    """
+    trees: list[Tree] = []
+    stack: list[tuple[int, list[str], list[Tree]]] = []  # start, atoms, parts
+    for found in re.finditer(r"[()]|[^\s()]+", text):
+        at, token = found.start(), found[0]
+        if token == "(":
+            stack.append((at, [], []))
+        elif not stack:
+            remedy = "remove it, or open a bracket before it"
+            raise ValueError(f"{place(text, at)}: {token!r} stands outside; {remedy}")
+        elif token != ")":
+            stack[-1][1].append(token)
+        else:
+            start, atoms, parts = stack.pop()
+            tree = constituent(atoms, parts, text, start)
+            (stack[-1][2] if stack else trees).append(tree)
+    if stack:
+        where = place(text, stack[-1][0])
+        raise ValueError(f"{where}: the bracket is never closed; add a )")
+    return trees
+
+
+def place(text: str, at: int) -> str:
+    """Return the line and the column of a character, counted from 1."""
+    line = text.count("\n", 0, at) + 1
+    return f"line {line}, column {at - text.rfind(chr(10), 0, at)}"
+
+
+def constituent(atoms: Sequence[str], parts: Sequence[Tree], text: str, start: int) -> Tree:
+    """Return what stands between two brackets: a tag and a word, or a label and parts.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if len(atoms) == 2 and not parts:
+        return Tree(atoms[0], (atoms[1],))
+    if len(atoms) < 2 and parts:
+        return Tree(atoms[0] if atoms else "", tuple(parts))
+    count = f"{len(atoms)} words and {len(parts)} brackets"
+    remedy = "write (TAG word), or (LABEL ...) around other brackets"
+    raise ValueError(f"{place(text, start)}: a bracket around {count}; {remedy}")
+
+
 def linearize(tree: Tree) -> list[str]:
     """Return a tree as symbols, as Vinyals et al. write it (section 6.3).
 
@@ -80,6 +129,38 @@ def linearize(tree: Tree) -> list[str]:
         elif opens:
             symbols.append(node.label)
     return symbols
+
+
+OUTER = ("", "TOP", "ROOT")
+
+
+def bare(label: str) -> str:
+    """Return a label without its function tags: ``NP`` for ``NP-SBJ-1``."""
+    return label if label.startswith("-") else re.split("[-=]", label)[0]
+
+
+def clean(tree: Tree) -> Tree | None:
+    """Return a tree without traces, function tags and the outer bracket.
+
+    Returns:
+        None if no word is left.
+    """
+    parts = [list[Tree]()]
+    for node, opens in walk(tree):
+        if opens:
+            parts.append([])
+            continue
+        inside = parts.pop()
+        children = tuple(inside) if node.word is None else node.children
+        if children and node.label != "-NONE-":
+            parts[-1].append(Tree(bare(node.label), children))
+    root = parts[0][0] if parts[0] else None
+    while root is not None and root.label in OUTER and len(root.children) == 1:
+        (only,) = root.children
+        if isinstance(only, str):
+            break
+        root = only
+    return root
 
 
 ROOT = "TOP"  # joins what is not one tree; the scorer drops it
@@ -139,155 +220,6 @@ def build(symbols: Sequence[str], words: Sequence[str]) -> tuple[list[Tree], int
 def well_formed(symbols: Sequence[str], words: Sequence[str]) -> bool:
     """Whether symbols are one tree over exactly these words: nothing to repair."""
     return bool(words) and linearize(delinearize(symbols, words)) == list(symbols)
-
-
-def read_trees(text: str) -> list[Tree]:
-    """Read trees in Penn brackets, any number of them, on any number of lines.
-
-    Raises:
-        ValueError: Brackets are unbalanced, or one has neither a word nor parts; the
-            message names line and column.
-    """
-    trees: list[Tree] = []
-    stack: list[tuple[int, list[str], list[Tree]]] = []  # start, atoms, parts
-    for found in re.finditer(r"[()]|[^\s()]+", text):
-        at, token = found.start(), found[0]
-        if token == "(":
-            stack.append((at, [], []))
-        elif not stack:
-            remedy = "remove it, or open a bracket before it"
-            raise ValueError(f"{place(text, at)}: {token!r} stands outside; {remedy}")
-        elif token != ")":
-            stack[-1][1].append(token)
-        else:
-            start, atoms, parts = stack.pop()
-            tree = constituent(atoms, parts, text, start)
-            (stack[-1][2] if stack else trees).append(tree)
-    if stack:
-        where = place(text, stack[-1][0])
-        raise ValueError(f"{where}: the bracket is never closed; add a )")
-    return trees
-
-
-def place(text: str, at: int) -> str:
-    """Return the line and the column of a character, counted from 1."""
-    line = text.count("\n", 0, at) + 1
-    return f"line {line}, column {at - text.rfind(chr(10), 0, at)}"
-
-
-def constituent(atoms: Sequence[str], parts: Sequence[Tree], text: str, start: int) -> Tree:
-    """Return what stands between two brackets: a tag and a word, or a label and parts.
-
-    Raises:
-        ValueError: It is neither.
-    """
-    if len(atoms) == 2 and not parts:
-        return Tree(atoms[0], (atoms[1],))
-    if len(atoms) < 2 and parts:
-        return Tree(atoms[0] if atoms else "", tuple(parts))
-    count = f"{len(atoms)} words and {len(parts)} brackets"
-    remedy = "write (TAG word), or (LABEL ...) around other brackets"
-    raise ValueError(f"{place(text, start)}: a bracket around {count}; {remedy}")
-
-
-OUTER = ("", "TOP", "ROOT")
-
-
-def bare(label: str) -> str:
-    """Return a label without its function tags: ``NP`` for ``NP-SBJ-1``."""
-    return label if label.startswith("-") else re.split("[-=]", label)[0]
-
-
-def clean(tree: Tree) -> Tree | None:
-    """Return a tree without traces, function tags and the outer bracket.
-
-    Returns:
-        None if no word is left.
-    """
-    parts = [list[Tree]()]
-    for node, opens in walk(tree):
-        if opens:
-            parts.append([])
-            continue
-        inside = parts.pop()
-        children = tuple(inside) if node.word is None else node.children
-        if children and node.label != "-NONE-":
-            parts[-1].append(Tree(bare(node.label), children))
-    root = parts[0][0] if parts[0] else None
-    while root is not None and root.label in OUTER and len(root.children) == 1:
-        (only,) = root.children
-        if isinstance(only, str):
-            break
-        root = only
-    return root
-
-
-class Symbols:
-    """A vocabulary of linearised trees, by the kinds of its symbols.
-
-    Args:
-        symbols: The vocabulary, by number; special symbols belong to no tree.
-        eos: The number of the end symbol.
-        most: Opening brackets that may follow each other, so that decoding ends.
-
-    Raises:
-        ValueError: No tree can be made of these symbols.
-    """
-
-    def __init__(self, symbols: Sequence[str], eos: int, most: int = 8) -> None:
-        special = {*SPECIAL_TOKENS, symbols[eos]}
-        plain = [(i, s) for i, s in enumerate(symbols) if s not in special]
-        self.closing = {s[1:]: i for i, s in plain if s[0] == ")"}
-        self.opening = {i: s[1:] for i, s in plain if s[0] == "(" and s[1:] in self.closing}
-        self.tags = [i for i, s in plain if s[0] not in "()"]
-        self.size, self.eos, self.most = len(symbols), eos, most
-        if not self.tags or not self.opening or most < 1:
-            what = "tags, brackets that open and close, and most >= 1"
-            raise ValueError(f"these symbols make no tree: give {what}")
-
-    def unfinished(self, prefix: Sequence[int], words: int) -> tuple[list[str], int, int]:
-        """Return what a prefix leaves open, words to come, and its last openings."""
-        open_, row, tags = list[str](), 0, 0
-        for symbol in prefix:
-            row = row + 1 if symbol in self.opening else 0
-            if row:
-                open_.append(self.opening[symbol])
-            elif symbol == self.closing.get(open_[-1] if open_ else ""):
-                open_.pop()
-            else:
-                tags += 1
-        return open_, words - tags, row
-
-
-class TreeConstraint(Symbols):
-    """Which symbols may come next, so that the output becomes a tree; see ``Symbols``."""
-
-    def mask(self, prefix: Sequence[int], words: int, limit: int | None = None) -> Tensor:
-        """Return which symbols may follow: boolean, shape ``(V,)``.
-
-        Args:
-            prefix: Numbers of the symbols so far, each allowed where it stands.
-            words: Number of words of the sentence.
-            limit: Most symbols of the output, the end included: no bracket opens
-                that could not be closed by then.
-
-        Raises:
-            ValueError: There are no words.
-        """
-        if words < 1:
-            raise ValueError(f"{words} words: a tree needs at least one word")
-        open_, left, row = self.unfinished(prefix, words)
-        shortest = len(prefix) + left + len(open_) + 3  # if one more opens
-        fits = limit is None or shortest <= limit or (not open_ and words > 1)
-        allowed = torch.zeros(self.size, dtype=torch.bool)
-        if prefix and not open_:
-            allowed[self.eos] = True  # the tree is complete
-        elif left > 0:
-            allowed[self.tags] = bool(open_) or words == 1
-            allowed[list(self.opening)] = row < self.most and fits
-        if open_ and not row and (left < 1 or len(open_) > 1):
-            allowed[self.closing[open_[-1]]] = True
-        return allowed
 
 
 @dataclass(frozen=True)
@@ -436,3 +368,71 @@ def with_tags(tree: Tree, given: Sequence[str]) -> Tree:
     changed = iter(given)
     symbols = [s if s[0] in "()" else next(changed) for s in linearize(tree)]
     return delinearize(symbols, words)
+
+
+class Symbols:
+    """A vocabulary of linearised trees, by the kinds of its symbols.
+
+    Args:
+        symbols: The vocabulary, by number; special symbols belong to no tree.
+        eos: The number of the end symbol.
+        most: Opening brackets that may follow each other, so that decoding ends.
+
+    Raises:
+        ValueError: No tree can be made of these symbols.
+    """
+
+    def __init__(self, symbols: Sequence[str], eos: int, most: int = 8) -> None:
+        special = {*SPECIAL_TOKENS, symbols[eos]}
+        plain = [(i, s) for i, s in enumerate(symbols) if s not in special]
+        self.closing = {s[1:]: i for i, s in plain if s[0] == ")"}
+        self.opening = {i: s[1:] for i, s in plain if s[0] == "(" and s[1:] in self.closing}
+        self.tags = [i for i, s in plain if s[0] not in "()"]
+        self.size, self.eos, self.most = len(symbols), eos, most
+        if not self.tags or not self.opening or most < 1:
+            what = "tags, brackets that open and close, and most >= 1"
+            raise ValueError(f"these symbols make no tree: give {what}")
+
+    def unfinished(self, prefix: Sequence[int], words: int) -> tuple[list[str], int, int]:
+        """Return what a prefix leaves open, words to come, and its last openings."""
+        open_, row, tags = list[str](), 0, 0
+        for symbol in prefix:
+            row = row + 1 if symbol in self.opening else 0
+            if row:
+                open_.append(self.opening[symbol])
+            elif symbol == self.closing.get(open_[-1] if open_ else ""):
+                open_.pop()
+            else:
+                tags += 1
+        return open_, words - tags, row
+
+
+class TreeConstraint(Symbols):
+    """Which symbols may come next, so that the output becomes a tree; see ``Symbols``."""
+
+    def mask(self, prefix: Sequence[int], words: int, limit: int | None = None) -> Tensor:
+        """Return which symbols may follow: boolean, shape ``(V,)``.
+
+        Args:
+            prefix: Numbers of the symbols so far, each allowed where it stands.
+            words: Number of words of the sentence.
+            limit: Most symbols of the output, the end included: no bracket opens
+                that could not be closed by then.
+
+        Raises:
+            ValueError: There are no words.
+        """
+        if words < 1:
+            raise ValueError(f"{words} words: a tree needs at least one word")
+        open_, left, row = self.unfinished(prefix, words)
+        shortest = len(prefix) + left + len(open_) + 3  # if one more opens
+        fits = limit is None or shortest <= limit or (not open_ and words > 1)
+        allowed = torch.zeros(self.size, dtype=torch.bool)
+        if prefix and not open_:
+            allowed[self.eos] = True  # the tree is complete
+        elif left > 0:
+            allowed[self.tags] = bool(open_) or words == 1
+            allowed[list(self.opening)] = row < self.most and fits
+        if open_ and not row and (left < 1 or len(open_) > 1):
+            allowed[self.closing[open_[-1]]] = True
+        return allowed

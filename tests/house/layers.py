@@ -34,6 +34,7 @@ ALLOWED = {
     "fast": {*CORE, "translation"},
     "data": {*CORE, "translation"},
     "figures": set(),
+    "tree_figures": set(),
     "pretrained": {*CORE, "translation", "data"},
     "article": {*CORE, "translation"},
     "results": {*BOOK, "engine"},
