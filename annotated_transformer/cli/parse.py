@@ -15,7 +15,8 @@ from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.parser import Parse as Found
 from annotated_transformer.engine.parser import parse_sentences, penn_words
 from annotated_transformer.engine.treebanks import is_parser
-from annotated_transformer.results.parsing import Tree, draw_svg, draw_text
+from annotated_transformer.results.parsing import Tree
+from annotated_transformer.tree_figures import draw_svg, draw_text
 
 USUAL = Path("runs/treebank-en-trees-tiny")  # where train --corpus treebank leaves its system
 

@@ -66,7 +66,6 @@ class ConstrainedSteps(Steps):
     Args:
         steps: Those of the model.
         constraint: What makes a tree.
-        symbols: The vocabulary.
         words: Number of words of each sentence.
         limits: Most symbols of each sentence's tree, the end symbol included.
         beam: Hypotheses of each sentence.
@@ -76,7 +75,6 @@ class ConstrainedSteps(Steps):
         self,
         steps: Steps,
         constraint: TreeConstraint,
-        symbols: Sequence[str],
         words: Sequence[int],
         limits: Sequence[int],
         beam: int,
@@ -84,8 +82,6 @@ class ConstrainedSteps(Steps):
         self.steps, self.constraint, self.beam = steps, constraint, beam
         bounds = zip(words, limits, strict=True)
         self.bounds = [pair for pair in bounds for _ in range(beam)]  # of each row
-        self.opening = torch.tensor([symbol.startswith("(") for symbol in symbols])
-        self.depth = [(symbol[0] == "(") - (symbol[0] == ")") for symbol in symbols]
         self.prefixes: list[list[int] | None] = [[] for _ in self.bounds]  # None: cannot go on
         self.allowed: Tensor | None = None
 
@@ -102,19 +98,11 @@ class ConstrainedSteps(Steps):
                 self.prefixes[row] = [*prefix, token] if grows and prefix is not None else None
         never = torch.zeros(log_probs.size(-1), dtype=torch.bool)
         found = [
-            never if prefix is None else self._mask(prefix, *bound)
+            never if prefix is None else self.constraint.mask(prefix, *bound)
             for prefix, bound in zip(self.prefixes, self.bounds, strict=True)
         ]
         self.allowed = torch.stack(found)
         return log_probs.masked_fill(~self.allowed.to(log_probs.device), -torch.inf)
-
-    def _mask(self, prefix: list[int], words: int, limit: int) -> Tensor:
-        """Return what may follow; brackets only while all can be closed within the limit."""
-        found = self.constraint.mask(prefix, words)
-        depth = sum(self.depth[token] for token in prefix)
-        left = words - sum(not self.depth[token] for token in prefix)
-        needed = 1 + left + depth + 1 + 1  # this bracket, the words, all closing ones, the end
-        return found & ~self.opening if prefix and len(prefix) + needed > limit else found
 
     def _reorder(self, rows: Tensor) -> None:
         numbers = rows.tolist()
@@ -143,13 +131,8 @@ def continue_as_given(log_probs: Tensor, before: Tensor) -> tuple[Tensor, Tensor
 
 def constraint_of(system: System) -> TreeConstraint:
     """Return the constraint of a parser's symbols."""
-    return TreeConstraint(symbols_of(system), EOS)
-
-
-def symbols_of(system: System) -> list[str]:
-    """Return the vocabulary of a parser's trees, with special symbols."""
     tokenizer = system.tokenizers[1]
-    return tokenizer.tokens(range(len(tokenizer)))
+    return TreeConstraint(tokenizer.tokens(range(len(tokenizer))), EOS)
 
 
 def best_symbols(
@@ -180,11 +163,8 @@ def best_symbols(
     if constraint is not None:
         limits = output_limits(model, sources, limit, extra)
 
-        symbols = symbols_of(system)
-
         def begin(model: Any, src: Tensor, mask: Tensor, beam: int) -> Steps:
-            steps = start(model, src, mask, beam)
-            return ConstrainedSteps(steps, constraint, symbols, words, limits, beam)
+            return ConstrainedSteps(start(model, src, mask, beam), constraint, words, limits, beam)
 
     if beam == 1:
         return greedy_search(model, sources, limit, extra=extra, start=begin)

@@ -11,7 +11,7 @@ from annotated_transformer.data.archives import locate
 from annotated_transformer.data.corpora import SOURCES, ParallelText
 from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
 from annotated_transformer.data.files import CorpusError
-from annotated_transformer.data.grammar import GRAMMAR_SIZES
+from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
 from annotated_transformer.results.parsing import (
     Tree,
     clean,
@@ -109,8 +109,8 @@ def cleaned(text: str, name: str) -> Iterator[Tree]:
 
 
 def grammar_trees(split: str, size: int | None) -> list[Tree]:
-    """Return the trees of the grammar."""
-    raise NotImplementedError
+    """Return the trees of the grammar's English sentences."""
+    return [read_trees(pair.tree)[0] for pair in grammar_pairs(split, size)]
 
 
 def tree_lines(tree: Tree) -> tuple[str, str]:

