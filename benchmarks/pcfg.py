@@ -187,7 +187,7 @@ def tagged(tree: Tree) -> Iterator[tuple[str, str]]:
 
 def closed(grammar: Grammar, scores: np.ndarray) -> np.ndarray:
     """Return scores ``(labels,)`` of a span, where unary chains may stand above."""
-    found = scores.copy()
+    found: np.ndarray = scores.copy()
     chains = (grammar.unary[grammar.tops] + scores).max(1)
     found[grammar.tops] = np.maximum(found[grammar.tops], chains)
     return found

@@ -30,6 +30,8 @@ def run(command: Parse) -> int:
             f"no parser is in {folder}: give the folder of one, or train it with "
             f"{NAME} train --corpus treebank"
         )
+    if command.sentence is not None and source != STANDARD:
+        raise UsageError(f"--sentence or {source}, not both; leave one of them out")
     check_target("--output", command.output, source, *files_of(folder))
     system, weights = open_system(folder, command.search)
     if not is_parser(system.languages):
@@ -39,7 +41,9 @@ def run(command: Parse) -> int:
         )
     sentences, name = read_sentences(command, source)
     if command.format == "svg" and sum(map(bool, sentences)) != 1:
-        raise UsageError(f"--format svg: draws one sentence, and {name} has {len(sentences)}")
+        raise UsageError(
+            f"--format svg: draws one sentence, and {name} has {len(sentences)}; give --sentence"
+        )
     terminal = sys.stderr is not None and sys.stderr.isatty()
     beam, alpha = beam_and_alpha(command.search, system)
     found = parse_sentences(

@@ -193,13 +193,8 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
             refuse("has no effect with --tokenizer words; leave it out", "vocabulary")
     elif isinstance(command, Evaluate) and command.model is None and command.hypotheses:
         refuse("is for a system, not for two files", *SYSTEM)
-    if isinstance(command, Parse):
-        if command.sentence is not None:
-            refuse("is for a text, not for --sentence; leave it out", "input")
-        if command.extra < 1 or command.extra > MOST_EXTRA:
-            raise UsageError(
-                f"--extra {command.extra}: must be at least 1 and at most {MOST_EXTRA}"
-            )
+    if isinstance(command, Parse) and (command.extra < 1 or command.extra > MOST_EXTRA):
+        raise UsageError(f"--extra {command.extra}: must be at least 1 and at most {MOST_EXTRA}")
     if isinstance(command, Evaluate | Parse | Translate) and command.search.beam == 1:
         refuse("has no effect with --beam 1; leave one of them out", "alpha")
 

@@ -216,7 +216,8 @@ def test_the_interval_of_f1() -> None:
 def test_a_parser_is_scored_freely_and_by_constraint() -> None:
     system = small_parser(1)
     lines = [" ".join(leaves(GOLD)), "dogs"], [" ".join(linearize(GOLD)), "(S (NP NN )NP )S"]
-    text = ParallelText("x", "test", ("en", "trees"), *map(tuple, lines), "", ())
+    source, target = (tuple(side) for side in lines)
+    text = ParallelText("x", "test", ("en", "trees"), source, target, "", ())
     scores = score_parser(system, text, beam=2, progress=False)
     for name, found in scores.items():
         parses = parse_sentences(
