@@ -213,33 +213,45 @@ def parse_sentences(
     """
     check_search(beam, alpha)
     limit = system.config.max_len - 1
-    ids = [system.tokenizers[0].encode(" ".join(words)) for words in sentences]
-    for number, tokens in enumerate(ids, 1):
-        if 2 * max(len(tokens), len(sentences[number - 1])) > limit:  # a tree has to fit, too
-            raise CorpusError(
-                f"{name}, line {number}: {len(tokens)} tokens, too many for trees of at most "
-                f"{limit} symbols; split the line into sentences"
-            )
+    ids = encode_sentences(system, sentences, name)
     full = [i for i, tokens in enumerate(ids) if tokens]
     out: list[Parse | None] = [None] * len(sentences)
-    order = token_batches(
-        [(len(ids[i]) + 1, 0) for i in full], max(max_tokens // beam, limit + 1), shuffle=False
-    )
+    lengths = [(len(ids[i]) + 1, 0) for i in full]
+    order = token_batches(lengths, max(max_tokens // beam, limit + 1), shuffle=False)
     constraint = constraint_of(system) if constrained else None
+    search: dict[str, Any] = {"beam": beam, "alpha": alpha, "extra": extra}
     hidden = not progress or sys.stderr is None  # closed by the parent process
     bar = tqdm(total=len(full), unit="sentence", disable=hidden, file=sys.stderr)
     with bar, keep_decoder_weights(system.model):
         for batch in order:
             chosen = [full[int(i)] for i in batch]
             sources, counts = [ids[i] for i in chosen], [len(sentences[i]) for i in chosen]
-            search: dict[str, Any] = {"beam": beam, "alpha": alpha, "extra": extra}
             found = best_symbols(system, sources, counts, constraint=constraint, **search)
             for i, tokens in zip(chosen, found, strict=True):
-                symbols = system.tokenizers[1].tokens(tokens)
-                words = list(sentences[i])
+                symbols, words = system.tokenizers[1].tokens(tokens), list(sentences[i])
                 out[i] = Parse(delinearize(symbols, words), symbols, well_formed(symbols, words))
             bar.update(len(batch))
     return out
+
+
+def encode_sentences(
+    system: System, sentences: Sequence[Sequence[str]], name: str
+) -> list[list[int]]:
+    """Return the tokens of each sentence.
+
+    Raises:
+        CorpusError: A sentence is longer than half of the model's limit, so that a tree over it
+            may not fit.
+    """
+    limit = system.config.max_len - 1
+    ids = [system.tokenizers[0].encode(" ".join(words)) for words in sentences]
+    for number, (tokens, words) in enumerate(zip(ids, sentences, strict=True), 1):
+        if 2 * max(len(tokens), len(words)) > limit:
+            raise CorpusError(
+                f"{name}, line {number}: {len(tokens)} tokens, too many for trees of at most "
+                f"{limit} symbols; split the line into sentences"
+            )
+    return ids
 
 
 # --- words of a plain text -------------------------------------------------------------------
