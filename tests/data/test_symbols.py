@@ -11,7 +11,7 @@ from annotated_transformer.data.symbols import SymbolTokenizer, load_any_tokeniz
 from annotated_transformer.notation import BOS, EOS, PAD, UNK
 from annotated_transformer.translation.tokenizers import BPETokenizer, TokenizerError
 
-LINES = ["(S (NP PRP )NP . )S", "(S (NP DT NN )NP )S"]
+LINES = ["(S (NP PRP )NP . )S", "(S (NP DT NN )NP )S", "(X NN NN )X"]
 
 
 def test_symbols_are_whole_and_the_frequent_ones_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.results.parsing import (
     Tree,
+    TreeConstraint,
     delinearize,
     leaves,
     linearize,
@@ -79,6 +81,30 @@ def test_the_fast_search_is_the_readable_one(beam: int, constrained: bool) -> No
         ]
         assert fast == readable == alone
         assert any(fast)
+
+
+class Watched(TreeConstraint):
+    """A constraint that refuses a prefix with a symbol that was not allowed in its place."""
+
+    def mask(self, prefix: Sequence[int], words: int, limit: int | None = None) -> torch.Tensor:
+        """Return what may follow."""
+        for place, token in enumerate(prefix):
+            assert super().mask(prefix[:place], words, limit)[token]
+        return super().mask(prefix, words, limit)
+
+
+@pytest.mark.parametrize("beam", [1, 6])
+def test_the_constraint_is_asked_about_beginnings_of_trees_alone(beam: int) -> None:
+    for seed in range(3):
+        system = small_parser(seed)
+        tokenizer = system.tokenizers[1]
+        watched = Watched(tokenizer.tokens(range(len(tokenizer))), EOS)
+        sources = [system.tokenizers[0].encode(" ".join(words)) for words in SENTENCES if words]
+        counts = [len(words) for words in SENTENCES if words]
+        for start in (start_steps, readable_steps):
+            best_symbols(
+                system, sources, counts, beam=beam, extra=9, constraint=watched, start=start
+            )
 
 
 def test_the_limit_leaves_room_to_close_every_bracket() -> None:
