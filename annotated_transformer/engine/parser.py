@@ -27,6 +27,7 @@ from annotated_transformer.results.parsing import (
     score_tree,
     tags,
     well_formed,
+    with_tags,
 )
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.translation.beam_search import beam_search, check_search, stable_topk
@@ -285,22 +286,6 @@ def penn_words(text: str) -> list[str]:
 
 
 # --- scores ----------------------------------------------------------------------------------
-
-
-def with_tags(tree: Tree, given: Sequence[str]) -> Tree:
-    """Return the tree with other tags over its words.
-
-    The scorer drops punctuation by its tags, so both trees need the same ones; it does not score
-    them.
-    """
-    rest = iter(given)
-
-    def changed(node: Tree) -> Tree:
-        if isinstance(node.children[0], str):
-            return Tree(next(rest), node.children)
-        return Tree(node.label, tuple(changed(c) for c in node.children if isinstance(c, Tree)))
-
-    return changed(tree)
 
 
 def score_parser(
