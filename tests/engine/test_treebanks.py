@@ -17,7 +17,8 @@ from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine import treebanks
 from annotated_transformer.engine.config import CORPORA as CHOICES
-from annotated_transformer.engine.config import UsageError, defaults
+from annotated_transformer.engine.config import UsageError, defaults, load_recipe
+from annotated_transformer.engine.texts import learn_tokenizers
 from annotated_transformer.engine.treebanks import (
     FILES,
     LANGUAGES,
@@ -26,6 +27,7 @@ from annotated_transformer.engine.treebanks import (
     is_parser,
     load_treebank,
 )
+from annotated_transformer.notation import SPECIAL_TOKENS
 from annotated_transformer.results.parsing import delinearize, well_formed
 
 MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
@@ -124,6 +126,14 @@ def test_trees_of_the_grammar() -> None:
         assert target.startswith(("(S ", "(SQ ", "(SBARQ "))
     longer = load_treebank("grammar-trees", split="val", size=60)
     assert longer.head(50).source == text.source
+
+
+def test_the_recipe_of_the_grammars_trees_fits_them() -> None:
+    text, options = load_treebank("grammar-trees", progress=False), load_recipe("grammar-trees")
+    source, target = learn_tokenizers(text, options.data)
+    assert len(source) == options.data.vocabulary
+    symbols = {symbol for line in text.target for symbol in line.split()}
+    assert set(target.tokens(range(len(SPECIAL_TOKENS), len(target)))) == symbols
 
 
 def text_of(*pairs: tuple[str, str]) -> ParallelText:
