@@ -16,6 +16,7 @@ from annotated_transformer.engine.parser import parse_sentences, penn_words
 from annotated_transformer.results.parsing import leaves, read_trees
 from annotated_transformer.tree_figures import draw_svg, draw_text
 from tests.cli.command import Capture, fails, write
+from tests.engine.parsers import write_sample
 
 SIZES = (
     "--pair en-trees --layers 1 --d-model 32 --d-ff 32 --heads 2 --vocabulary 280 --dropout 0 "
@@ -157,6 +158,29 @@ def test_evaluate_gives_f1(parser: Path, files: list[str], capsys: Capture) -> N
     out, err = capsys.readouterr()
     assert out.startswith("files test, beam 14, alpha 0.3, 3 sentences\n")
     assert f"parsed by {parser}/model.safetensors" in err
+
+
+def test_a_parser_of_the_treebank(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    mirror = str(write_sample(tmp_path / "mirror", monkeypatch))
+    sizes = SIZES.replace("--pair en-trees ", "").replace("--updates 60", "--updates 4")
+    words = ["train", "--corpus", "treebank", "--mirror", mirror, *sizes.split()]
+    assert main([*words, "--norm", "post"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("treebank test, 39 sentences\n  free: F1 = ")
+    folder = "runs/treebank-en-trees-tiny"
+    assert f"next: annotated-transformer parse {folder} FILE" in err
+    record = json.loads((Path(folder) / "record.json").read_text())
+    assert record["corpus"]["pairs"] == 318  # files 1 to 159, of 1 to 3 trees
+    assert "dog1" not in json.dumps(record)  # no sentence of a licensed text
+    assert main(["evaluate", folder, "--mirror", mirror, "--split", "val", "--beam", "1"]) == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("treebank val, greedy, 41 sentences\n")
+    assert main(["parse", "--sentence", "A dog sleeps.", "--quiet"]) == 0
+    assert capsys.readouterr().out
 
 
 def test_what_is_no_parser_and_what_is_one(

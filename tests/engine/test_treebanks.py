@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import zipfile
@@ -12,7 +11,7 @@ import pytest
 
 from annotated_transformer.cli.systems import load_split
 from annotated_transformer.data.archives import locate
-from annotated_transformer.data.corpora import SOURCES, ParallelText
+from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine import treebanks
@@ -29,9 +28,9 @@ from annotated_transformer.engine.treebanks import (
 )
 from annotated_transformer.notation import SPECIAL_TOKENS
 from annotated_transformer.results.parsing import delinearize, well_formed
+from tests.engine.parsers import expect, write_sample
 
 MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
-TREE = "( (S (NP-SBJ-1 (DT A) (NN dog{n})) (VP (VBZ sleeps) (NP (-NONE- *))) (. .)) )\n"
 
 
 @pytest.fixture(autouse=True)
@@ -42,21 +41,8 @@ def _no_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a mirror with an archive of the sample's shape; file n has n % 3 + 1 trees."""
-    path = tmp_path / "mirror/ptb/treebank.zip"
-    path.parent.mkdir(parents=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        for n in range(1, 200):
-            archive.writestr(f"treebank/combined/wsj_{n:04d}.mrg", TREE.format(n=n) * (n % 3 + 1))
-    expect(monkeypatch, path)
-    return tmp_path / "mirror"
-
-
-def expect(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Expect this archive instead of the real one."""
-    data = path.read_bytes()
-    known = [len(data), hashlib.sha256(data).hexdigest(), "http://127.0.0.1:9/treebank.zip"]
-    monkeypatch.setitem(SOURCES, "treebanks", {"ptb/treebank.zip": known})
+    """Return a mirror with an archive of the sample's shape."""
+    return write_sample(tmp_path / "mirror", monkeypatch)
 
 
 def test_the_splits_are_those_of_the_files(mirror: Path) -> None:
@@ -88,7 +74,7 @@ def test_an_archive_that_is_not_there_or_altered(
         load_treebank("treebank", mirror=mirror)
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("treebank/combined/wsj_0001.mrg", "(S (NN a)")
-    expect(monkeypatch, archive)
+    expect(archive, monkeypatch)
     with pytest.raises(CorpusError, match=r"wsj_0001\.mrg: line 1.*never closed"):
         load_treebank("treebank", mirror=mirror)
     monkeypatch.setattr("annotated_transformer.data.downloads.ATTEMPTS", 1)
