@@ -213,12 +213,11 @@ def parse_sentences(
         ValueError: The beam or alpha is out of range.
     """
     check_search(beam, alpha)
-    limit = system.config.max_len - 1
-    ids = encode_sentences(system, sentences, name)
+    limit, ids = system.config.max_len - 1, encode_sentences(system, sentences, name)
     full = [i for i, tokens in enumerate(ids) if tokens]
     out: list[Parse | None] = [None] * len(sentences)
-    lengths = [(len(ids[i]) + 1, 0) for i in full]
-    order = token_batches(lengths, max(max_tokens // beam, limit + 1), shuffle=False)
+    lengths, most = [(len(ids[i]) + 1, 0) for i in full], max(max_tokens // beam, limit + 1)
+    order = token_batches(lengths, most, shuffle=False)
     constraint = constraint_of(system) if constrained else None
     search: dict[str, Any] = {"beam": beam, "alpha": alpha, "extra": extra}
     hidden = not progress or sys.stderr is None  # closed by the parent process
