@@ -67,8 +67,8 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --durations=15 $(COVERAGE) \
-	  --ignore=tests/browser tests book
+	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder --durations=15 \
+	  $(COVERAGE) --ignore=tests/browser tests book
 
 # Measuring coverage takes the tests a quarter longer.
 coverage: COVERAGE = --cov=annotated_transformer

@@ -110,8 +110,7 @@ def _inline(svg: str, alt_text: str) -> str:
         raise ValueError("alt_text is empty: describe what the figure shows")
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # would apply to the whole page
-    # Without a prefix, ids of several drawings on one page would clash.
-    salt = "f" + sha256((svg + alt_text).encode()).hexdigest()[:8]
+    salt = "f" + sha256((svg + alt_text).encode()).hexdigest()[:8]  # or ids in a page would clash
     # The same image twice in a figure has the same id twice; nothing refers to it.
     svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{salt}-", svg)
@@ -201,9 +200,9 @@ def _labelled(labels: Sequence[object], most: int) -> range:
     return range(0, len(labels), -(-len(labels) // most) if numbers else 1)
 
 
-def _draw_cells(values: NDArray[Any], axes: Axes) -> QuadMesh:
+def _draw_cells(values: NDArray[Any], axes: Axes, limits: tuple[float, float]) -> QuadMesh:
     """Colour the cells of a matrix; NaN and infinite ones stay empty."""
-    boolean, (low, high) = values.dtype == bool, _colour_range(values)
+    boolean, (low, high) = values.dtype == bool, limits
     colours: Any = DIVERGING if low < 0 else SEQUENTIAL
     colours = ListedColormap([FAINT, PALETTE[0]]) if boolean else colours
     style = {"cmap": colours, "edgecolor": "white", "linewidth": 0.4 if boolean else 0}
@@ -236,20 +235,21 @@ def heatmap(
     title: str = "",
     value_label: str = "",
     annotate: bool = False,
+    limits: tuple[float, float] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw a matrix as coloured cells, with the first row on top.
 
     Args:
-        matrix: Shape ``(len(rows), len(columns))``, numbers or booleans. NaN and infinite
-            values, such as masked scores, stay empty.
+        matrix: Shape ``(len(rows), len(columns))``; NaN and infinite values stay empty.
         rows: Labels of the rows (queries, if they are tokens); they may repeat.
         columns: Labels of the columns (keys).
         row_label: What the rows are.
         column_label: What the columns are.
         title: Title of the axes.
-        value_label: What the values are, next to the colour scale.
+        value_label: What the values are, next to the colour scale; of booleans, what is true.
         annotate: Write each value into its cell.
+        limits: Ends of the colour scale, to compare panels; from the values by default.
         ax: Axes to draw on; new ones by default.
 
     Raises:
@@ -259,14 +259,16 @@ def heatmap(
     values = _matrix(matrix, rows, columns)
     size = (min(5.0, 2.2 + 0.28 * len(columns)), min(5.0, 1.3 + 0.26 * len(rows)))
     figure, axes = _axes(ax, size, xlabel=column_label, ylabel=row_label, title=title)
-    mesh = _draw_cells(values, axes)
+    mesh = _draw_cells(values, axes, limits or _colour_range(values))
     turned = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
     tilt: Any = {} if all(len(str(label)) < 4 for label in columns) else turned
     for axis, names, most, style in ((axes.yaxis, rows, 20, {}), (axes.xaxis, columns, 10, tilt)):
         chosen = _labelled(names, most)
         axis.set_ticks([i + 0.5 for i in chosen], [str(names[i]) for i in chosen], **style)
-    if values.dtype != bool:
-        figure.colorbar(mesh, ax=axes, label=value_label)
+    if values.dtype != bool or value_label:
+        bar = figure.colorbar(mesh, ax=axes, label=value_label)
+        if values.dtype == bool:
+            bar.set_ticks([0.25, 0.75], labels=["no", "yes"])
     if annotate:
         _write_values(values, mesh, axes)
     return figure
@@ -430,11 +432,9 @@ def live_heatmap(
     ]
     on, clear = ("pointerover", "pointerout") if hover else ("click", "dblclick")
     pick = alt.selection_point(fields=["i"], on=on, clear=clear)
-    low, high = _colour_range(values)
-    # Vega's names for our colour maps.
+    low, high = _colour_range(values)  # Vega has names of its own for our colour maps
     shade = alt.Scale(scheme="purpleorange" if low < 0 else "viridis", domain=[low, high])
-    # Cells are square if there are few; the chart never exceeds the page.
-    width, height = min(24 * len(columns), 480), min(24 * len(rows), 480)
+    width, height = (min(24 * len(side), 480) for side in (columns, rows))  # square if few
     empty = alt.Chart(alt.InlineData(values=cells), title=title, width=width, height=height)
     names = [json.dumps(f"{label} ") for label in (row_label, column_label, value_label)]
     said = "{} + datum.row + ', ' + {} + datum.column + ', ' + {} + format(datum.value, '.3~g')"

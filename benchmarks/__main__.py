@@ -1,4 +1,4 @@
-"""Measure our package beside others: ``python -m benchmarks --help``."""
+"""Measure our package next to other implementations: ``python -m benchmarks --help``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REQUIRED = {
 
 
 def contenders(task: str) -> list[str]:
-    """Name who takes part in a task."""
+    """Return the names of the contenders in a task."""
     if task in RIVALS:
         return ["ours", "hugging_face", "ctranslate2"]
     if task in (*OTHERS, *EQUAL):
@@ -48,7 +48,7 @@ def contenders(task: str) -> list[str]:
 
 
 def work(contender: str, task: str, size: str) -> None:
-    """Do a step for each line; answer with its seconds, and those of all cores."""
+    """Make a step for each line; answer with its wall time and its processor time in seconds."""
     import torch
 
     from annotated_transformer.fast.products import prepare_cpu
@@ -82,13 +82,13 @@ def work(contender: str, task: str, size: str) -> None:
 
 
 def give_back() -> None:
-    """Return what was freed to the system, which glibc does by itself only in part."""
+    """Return freed memory to the system, which glibc does only in part on its own."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def measure(task: str, contenders: list[str], rounds: int) -> dict[str, dict[str, object]]:
-    """Let the contenders take turns of a few steps, and return the median of each."""
+    """Run the contenders in turns of a few steps, and return the median time of each."""
     rest = task in ("others base", "equal base")  # six of them would not fit into 24 GB otherwise
     results: dict[str, dict[str, object]] = {}
     with contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ def measure(task: str, contenders: list[str], rounds: int) -> dict[str, dict[str
 
 
 def show(task: str, results: dict[str, dict[str, object]]) -> None:
-    """Print a table of one task, as ratios to ours."""
+    """Print a table of one task, with ratios to our own time."""
     ours = results["ours"]
     columns = "".join(f"{name:>9}" for name in ("median s", "best s", "MB", "time", "busy"))
     print(f"\n{task}\n{'':24}{columns}   memory")
@@ -135,7 +135,7 @@ def show(task: str, results: dict[str, dict[str, object]]) -> None:
 
 
 def main() -> None:
-    """Read the options, measure, print, write a record."""
+    """Parse the options, measure, print a table and write the record."""
     if sys.argv[1:2] == ["before"]:
         from benchmarks import before
 

@@ -1,4 +1,4 @@
-"""Measure on real text what the heads of a trained system look at.
+"""Measure on real text which tokens the heads of a trained system attend to.
 
 Which decoder head finds the verb of a separated German prefix, in the captions of Multi30k?
 The system must write German: ``annotated-transformer train --corpus multi30k --pair en-de``.
@@ -35,7 +35,7 @@ TESTS = ("test_2016_flickr", "test_2017_flickr")
 
 
 def at_places(n: int, m: int, places: int) -> Tensor:
-    """Return maps ``(1, places, n, m)`` in which every query looks at one place from the left."""
+    """Return maps ``(1, places, n, m)`` in which all queries attend to one fixed position."""
     keys = torch.arange(places).clamp(max=m - 1)
     return F.one_hot(keys, m).float().unsqueeze(1).expand(-1, n, -1).unsqueeze(0)
 
@@ -49,18 +49,18 @@ def distant_verbs(
     """Measure how well one decoder head finds the verb of a separated prefix.
 
     Args:
-        model: Writes German.
-        untrained: The same model before its training, to compare with.
-        tokenizers: Of source and target.
-        texts: Sentences with their German translations, to choose the head, and to measure it.
+        model: A model that translates into German.
+        untrained: The same model before training, for comparison.
+        tokenizers: The tokenizers of source and target.
+        texts: Sentences with German translations; one split chooses the head, one measures it.
 
     Returns:
-        The head, from zero; the number of verbs in each text; and the shares that were found
-        in ``test`` by the head, by chance, at the best distance, at the best place from the
-        left, and before the training.
+        The head, counted from zero; the number of verbs in each text; and the shares of verbs
+        found in ``test`` by the head, by chance, at the best distance, at the best position from
+        the left, and before training.
 
     Raises:
-        ValueError: A text has no such verb.
+        ValueError: If a text has no such verb.
     """
     verb_links = definitions("results/attention_maps")["verb_links"]
     links: dict[str, dict[tuple[str, str], Links]] = {
@@ -87,9 +87,9 @@ def distant_verbs(
 
 
 def main() -> None:
-    """Read the options, measure, print, write a record."""
+    """Parse the options, measure, print and write the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
-    parser.add_argument("run", type=Path, help="folder of a training into German")
+    parser.add_argument("run", type=Path, help="folder of a run that translates into German")
     parser.add_argument("--mirror", type=Path, help="folder that holds the corpora's files")
     parser.add_argument("--record", type=Path, help="write the figures into this JSON file")
     options = parser.parse_args()

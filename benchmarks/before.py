@@ -1,7 +1,7 @@
-"""Measure this commit beside an older one, whose checkout is in a folder.
+"""Compare the speed of this commit with that of an older one, given as a checkout.
 
-For each job two processes run, one with the package of the folder and one with this one, and do
-the job in turns, so that a busy machine slows both alike.
+Each job runs in two processes, one with the older package and one with this one. They take turns,
+so that a busy machine slows both down equally.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def start(name: str, job: str, folder: Path) -> Worker:
     """Start a job with the package in a folder.
 
     Raises:
-        WorkerError: It failed, or took its package from elsewhere.
+        WorkerError: If the process failed, or imported the package from elsewhere.
     """
     worker = Worker(f"{job}, {name}", [str(ROOT / "benchmarks" / "jobs.py"), job], folder)
     try:
@@ -47,7 +47,7 @@ def start(name: str, job: str, folder: Path) -> Worker:
 
 
 def measure(job: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """Let both do a job in turns.
+    """Run a job with both packages in turns.
 
     Returns:
         Seconds and peak memory of each; and ``now`` over ``before`` of the ``median`` and the
@@ -75,7 +75,7 @@ def commit_of(folder: Path) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Read the options, measure, print, write a record."""
+    """Parse the options, measure, print and write the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks before", description=__doc__)
     parser.add_argument("folder", type=Path, help="a checkout of the older commit")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=[*JOBS], help="all unless given")

@@ -1,6 +1,6 @@
-"""What a chapter's cells define, for benchmarks that repeat with more seeds what it shows of one.
+"""The definitions in a chapter's cells, for benchmarks that repeat its experiment with more seeds.
 
-The code is the chapter's own, so that its record and its page cannot come apart.
+The code is taken from the chapter itself, so that the record and the page cannot diverge.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ KINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 
 
 def kept(statement: ast.stmt, values: Collection[str]) -> bool:
-    """Whether a statement defines a function, a class, or one of these values."""
+    """Whether a statement defines a function, a class or one of the given values."""
     if isinstance(statement, ast.Assign):
         return all(isinstance(part, ast.Name) and part.id in values for part in statement.targets)
     return isinstance(statement, KINDS)
 
 
 def definitions(chapter: str, values: Collection[str] = ()) -> dict[str, Any]:
-    """Return what a chapter's cells define, running nothing else of them.
+    """Return what a chapter's cells define, without running anything else in them.
 
     Args:
         chapter: Its path in the book, such as ``background/seq2seq``.
-        values: Names whose assignments are run as well, in their order.
+        values: Names whose assignments are run as well, in the order of the cells.
     """
     names: dict[str, Any] = {}
     notebook, flag = jupytext.read(BOOK / f"{chapter}.md"), __future__.annotations.compiler_flag

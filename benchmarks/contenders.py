@@ -1,4 +1,4 @@
-"""What is compared: the same model and the same sentences, in three formulations."""
+"""What is compared: one model and one set of sentences, in three implementations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of a model and of its batch."""
+    """The sizes of a model and of its batch."""
 
     config: ModelConfig
     vocabulary: int
@@ -45,13 +45,13 @@ SIZES = {
 
 
 def everywhere(size: Size) -> Size:
-    """Return the same size with dropout also of attention weights and hidden units."""
+    """Return the same sizes, with dropout on attention weights and hidden units as well."""
     p = size.config.dropout
     return replace(size, config=replace(size.config, attention_dropout=p, ff_dropout=p))
 
 
 def make_pairs(size: Size, seed: int = 0) -> Batch:
-    """Draw pairs of 15 ± 5 tokens, normally spread within 4 to 25, padded in one batch."""
+    """Draw pairs with normally distributed lengths (15 ± 5, from 4 to 25), padded in one batch."""
     rng = torch.Generator().manual_seed(seed)
 
     def side(extra: int) -> Tensor:
@@ -67,7 +67,7 @@ def make_pairs(size: Size, seed: int = 0) -> Batch:
 
 
 def ours(size: Size, task: str) -> Step:
-    """Our package, as its command line runs it."""
+    """Our package, run as its command line runs it."""
     prepare_cpu()
     torch.manual_seed(0)
     model = build_model(size.vocabulary, size.vocabulary, size.config)
@@ -78,7 +78,7 @@ def ours(size: Size, task: str) -> Step:
 
 
 class LibraryModel(nn.Module):
-    """``torch.nn.Transformer`` between embeddings and a projection, as its users write it."""
+    """``torch.nn.Transformer`` with embeddings and a projection, as its users write it."""
 
     pe: Tensor
 
@@ -93,14 +93,14 @@ class LibraryModel(nn.Module):
         self.register_buffer("pe", sinusoid(c.max_len, c.d_model))
 
     def embed(self, table: nn.Embedding, tokens: Tensor) -> Tensor:
-        """Look tokens up, and add their positions."""
+        """Return embeddings plus positions."""
         x: Tensor = self.dropout(
             table(tokens) * math.sqrt(table.embedding_dim) + self.pe[: tokens.size(1)]
         )
         return x
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        """Return the logits of all positions."""
+        """Return the logits at all positions."""
         future = ~subsequent_mask(tgt.size(1))[0]
         x = self.core(
             self.embed(self.source, src),
@@ -115,13 +115,13 @@ class LibraryModel(nn.Module):
 
 
 def library(size: Size, task: str) -> Step:
-    """PyTorch's own modules, with its own loss and Adam, all by default."""
+    """PyTorch's own modules, loss and Adam, with their default options."""
     torch.manual_seed(0)
     model, batch = LibraryModel(size), make_pairs(size)
     loss = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
     if task == "decode":
-        raise ValueError("torch.nn.Transformer has no decoding of its own")
+        raise ValueError("torch.nn.Transformer has no decoding method to compare with")
 
     def step() -> None:
         optimizer.zero_grad()
@@ -133,7 +133,7 @@ def library(size: Size, task: str) -> Step:
 
 
 def article(size: Size, task: str) -> Step:
-    """The well-known article's model, with its dense target and PyTorch's Adam."""
+    """The model of *The Annotated Transformer*, with its dense target and PyTorch's Adam."""
     torch.manual_seed(0)
     c, batch = size.config, make_pairs(size)
     sizes = (c.N, c.d_model, c.d_ff, c.h, c.dropout)
@@ -162,7 +162,7 @@ def article(size: Size, task: str) -> Step:
 def cached_decode(
     model: EncoderDecoder, src: Tensor, src_mask: Tensor, max_len: int, start_symbol: int
 ) -> Tensor:
-    """Equal to ``greedy_decode``, by the fast layer: one position of each sentence at a time."""
+    """Decode like ``greedy_decode``, but with the fast layer and its KV cache."""
     steps, ys = start_steps(model, src, src_mask), [torch.full((len(src),), start_symbol)]
     for _ in range(max_len - 1):
         ys.append(steps.most_probable(ys[-1]))
@@ -175,7 +175,7 @@ def decoder(
     decode: Callable[..., Tensor],
     within: AbstractContextManager[object] | None = None,
 ) -> Step:
-    """Return a step that decodes 32 sentences to 60 tokens, in a context that stays open."""
+    """Return a step that decodes 32 sentences to 60 tokens; its context manager stays open."""
     model.eval()
     open_now = ExitStack()
     open_now.enter_context(within or nullcontext())

@@ -1,7 +1,7 @@
-"""Do everything that needs a GPU: ``python -m benchmarks.gpu``, at most 40 minutes of one H100.
+"""Run every measurement that needs a GPU: ``python -m benchmarks.gpu``, 40 minutes on an H100.
 
-It goes in parts. Each is a record in ``results/`` as soon as it is finished, and is skipped when
-the command is given again. No part has run on a GPU yet unless its record is there.
+The work is divided into parts. Each writes a record to ``results/`` when it is finished, and is
+skipped when the command is given again. A part without a record has not run on a GPU yet.
 
 smoke         every path of the GPU once, against float64 on the processor
 step          a training step of ``base`` and ``big`` at 25,000 + 25,000 tokens
@@ -57,7 +57,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is: as asked, or so small that a processor rehearses it."""
+    """The sizes of the measurements: the real ones, or small ones to rehearse on a CPU."""
 
     smoke: Work
     steps: dict[str, Work]
@@ -91,7 +91,7 @@ REHEARSAL = Scale(
 
 
 def model_of(work: Work, device: torch.device) -> EncoderDecoder:
-    """Return the model of some work, its weights from the work's seed."""
+    """Return the model for some work, with weights drawn from the work's seed."""
     torch.manual_seed(work.seed)
     return build_model(work.vocabulary, work.vocabulary, work.config).to(device)
 
@@ -102,7 +102,7 @@ TOLERANCES = {"float32": 1e-4, "tf32": 5e-3, "bfloat16": 5e-2, "float16": 1e-2} 
 
 
 def exact_losses(work: Work, batch: Batch, updates: int) -> list[float]:
-    """Return the losses per token of some updates by the readable layer, in float64."""
+    """Return the losses per token of some updates, computed by the readable layer in float64."""
     model = model_of(work, torch.device("cpu")).double()
     optimizer = make_adam(model, lr=1e-3)
     steps = [update(model, [batch], optimizer, smoothing=0.1) for _ in range(updates)]
@@ -118,16 +118,16 @@ def losses(
     world: World,
     compiler: str,
 ) -> list[float]:
-    """Return the same losses as a training run on the device makes them.
+    """Return the same losses, computed as a training run on the device computes them.
 
     Args:
-        work: Model and batch.
-        batch: On the processor.
-        updates: How many.
-        precision: And its device.
+        work: The sizes of model and batch.
+        batch: The batch, on the CPU.
+        updates: The number of updates.
+        precision: The precision, which also names the device.
         way: ``"fast"``, ``"readable"``, ``"compiled"``, ``"ddp"`` or ``"fsdp"``.
-        world: The one process; joined for ``ddp`` and ``fsdp``.
-        compiler: Backend of ``torch.compile``.
+        world: The process group of one process, needed for ``ddp`` and ``fsdp``.
+        compiler: The backend of ``torch.compile``.
     """
     model, batch = model_of(work, precision.device), batch.to(precision.device)
     module: nn.Module = PreciseLoss(model, precision, compiler if way == "compiled" else None)
@@ -154,7 +154,7 @@ def losses(
 
 
 def paths(device: torch.device) -> Iterator[tuple[str, Name, str]]:
-    """Yield name, precision and way of each path that a device has."""
+    """Yield the name, precision and way of each path that a device supports."""
     yield "readable layer", "float32", "readable"
     yield "fast layer", "float32", "fast"
     names: tuple[Name, ...] = ("tf32", "bfloat16", "float16")
@@ -167,7 +167,7 @@ def paths(device: torch.device) -> Iterator[tuple[str, Name, str]]:
 
 @contextmanager
 def alone() -> Iterator[World]:
-    """Join a group of one process, as torchrun would make it."""
+    """Join a process group of size one, as torchrun would create it."""
     told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     before = {name: os.environ.get(name) for name in told}
@@ -228,7 +228,7 @@ def smoke(scale: Scale, device: torch.device) -> Record:
 
 
 def wait_for(device: torch.device) -> float:
-    """Wait until the device has done everything; return the clock."""
+    """Wait until the device is idle; return the time."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -283,7 +283,7 @@ def step(scale: Scale, device: torch.device) -> Record:
 
 
 def work_fields(work: Work) -> Record:
-    """Return some work as a record keeps it."""
+    """Return some work as the fields of a record."""
     return {"vocabulary": work.vocabulary, "sentences": work.sentences, **vars(work.config)}
 
 
@@ -342,10 +342,10 @@ def timed(run: Callable[[], object], device: torch.device) -> float:
 
 
 def run(*words: str) -> None:
-    """Run a command of this environment; its output is shown.
+    """Run a command in this environment and show its output.
 
     Raises:
-        SystemExit: It failed, or was interrupted.
+        SystemExit: If it failed or was interrupted.
     """
     done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=False)
     if done.returncode:
@@ -353,14 +353,14 @@ def run(*words: str) -> None:
 
 
 def ladder(out: Path, device: torch.device) -> None:
-    """Climb the speed ladder."""
+    """Measure the speed ladder."""
     size = "paper" if device.type == "cuda" else "tiny"
     command = ["benchmarks.ladder", "--size", size, "--device", device.type, "--rounds", "5"]
     run(*command, "--record", str(out))
 
 
 def train(out: Path, device: torch.device, *words: str) -> None:
-    """Train by the command line; the run goes on where it was interrupted."""
+    """Train by the command line; an interrupted run is resumed."""
     precision = "bfloat16" if device.type == "cuda" else "float32"
     where = ["--device", device.type, "--precision", precision, "--out", f"runs/gpu/{out.stem}"]
     run("annotated_transformer", "train", *words, *where, "--record", str(out))
@@ -394,7 +394,7 @@ COMMANDS: dict[str, Callable[[Path, torch.device], None]] = {
 
 
 def make(part: str, path: Path, scale: Scale, device: torch.device) -> None:
-    """Do a part, and keep its record."""
+    """Run a part, and write its record."""
     if part in COMMANDS:
         COMMANDS[part](path, device)
         return
@@ -407,13 +407,13 @@ def make(part: str, path: Path, scale: Scale, device: torch.device) -> None:
 
 
 def failed(record: Record) -> list[str]:
-    """Return what did not compute the right thing, by a record of the part ``smoke``."""
+    """Return the paths that computed wrong results, from a record of the part ``smoke``."""
     paths = [name for name, one in record["paths"].items() if not one["passed"]]
     return paths + [name for name, agree in record["searches"].items() if not agree]
 
 
 def main() -> None:
-    """Read the options, and do what has no record yet."""
+    """Parse the options, and run the parts that have no record yet."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
@@ -427,7 +427,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if not options.rehearse and not torch.cuda.is_available():
-        parser.error("PyTorch sees no GPU here; --rehearse goes through it on the processor")
+        parser.error("PyTorch finds no GPU here; --rehearse runs small sizes on the CPU")
     device = torch.device("cpu" if options.rehearse else "cuda")
     scale = REHEARSAL if options.rehearse else FULL
     parts = options.parts or (list(MEASURED) if options.rehearse else [*MEASURED, *COMMANDS])

@@ -1,8 +1,8 @@
-"""Decoding in which a captured CUDA graph makes every step: an experiment of ``benchmarks.gpu``.
+"""Decoding with a captured CUDA graph for each step: an experiment of ``benchmarks.gpu``.
 
-A step of decoding starts some hundred small kernels, and a GPU finishes each before the processor
-has started the next one. A graph starts them all at once, but its shapes cannot change: the cache
-has room for all positions from the beginning, and sentences that have ended stay in their rows.
+A decoding step launches about a hundred small kernels, and a GPU finishes each before the CPU has
+launched the next one. A graph launches them all at once, but its shapes cannot change: the KV cache
+has room for all positions from the beginning, and finished sentences stay in their rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from annotated_transformer.translation.greedy import Steps
 
 
 class _FixedCache(_LayerCache):
-    """A KV cache of fixed size; the position is a tensor."""
+    """A KV cache of fixed size, whose current position is a tensor."""
 
     def reserve(self, positions: int) -> None:
         """Make room for all positions."""
@@ -53,7 +53,7 @@ class _FixedCache(_LayerCache):
 
 
 class GraphedSteps(CachedSteps):
-    """Steps of decoding by one graph, equal to those of ``CachedSteps``.
+    """Decoding steps by one graph, with the same results as ``CachedSteps``.
 
     On a CPU the same step runs without a graph, so that it can be tested there.
 

@@ -1,8 +1,8 @@
-"""Repeat with several seeds what the chapter on attention maps shows of one model.
+"""Repeat the experiments of the chapter on attention maps with several seeds.
 
-By how much does a head beat its baselines at each task that the grammar knows the answers of? And
-what does the model lose without the head that pronouns need most? The code is the chapter's. A
-seed decides first weights and order. Seeds that the record has already are not measured again.
+By how much does a head beat its baselines at each task whose answers the grammar knows? And what
+does the model lose without the head that pronouns need most? The code is the chapter's. A seed
+sets the initial weights and the order of the data. Seeds already in the record are not repeated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ VALUES = {
 
 
 def main() -> None:
-    """Read the options, measure, print, write the record after each seed."""
+    """Parse the options, measure, print, and write the record after each seed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.heads", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=8, help="how many, from 0")
-    parser.add_argument("--record", type=Path, help="keep the figures in this JSON file")
+    parser.add_argument("--seeds", type=int, default=8, help="number of seeds, from 0")
+    parser.add_argument("--record", type=Path, help="write the results to this JSON file")
     options = parser.parse_args()
     runs = {}
     if options.record and options.record.exists():

@@ -32,7 +32,7 @@ TARGET = 60  # tokens of each output: the end symbol is made impossible
 
 
 def imported(old: str, new: str, name: str) -> Any:
-    """Return what has moved from one module to another."""
+    """Return a name that has moved from one module to another."""
     module = __import__(f"annotated_transformer.{old if OLD else new}", fromlist=[name])
     return getattr(module, name)
 
@@ -58,7 +58,7 @@ def training(vocabulary: int, count: int, mean: int, **sizes: int) -> Job:
 
 
 def search(count: int, beam: int) -> Job:
-    """Return a search with the base model, as ``translate`` does it from batch to batch."""
+    """Return a search with the base model, one batch after another as in ``translate``."""
     greedy_search = imported("translation.decoding", "fast.search", "greedy_search")
     beam_search = imported("translation.beam_search", "fast.search", "beam_search")
     model = make_model(37_000, 37_000).eval()
@@ -87,7 +87,7 @@ def make_job(name: str) -> Job:
 
 
 def serve(name: str) -> None:
-    """Do the job once for each line, and answer with its seconds."""
+    """Run the job once for each line, and answer with its time in seconds."""
     print(json.dumps(annotated_transformer.__file__), flush=True)
     products = imported("training.speed", "fast.products", "prepare_cpu")()
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """Measure the speed ladder of the book: from the article's training step to the fastest.
 
-The rungs are those of ``benchmarks.rungs``, each in a process of its own, in turns.
+The rungs of ``benchmarks.rungs`` run in turns, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from benchmarks.workers import Worker, reply, resident
 
 
 def work_of(fields: Mapping[str, Any]) -> Work:
-    """Return the work that a record or a worker was given as a dictionary."""
+    """Return the work described by a dictionary, as in a record or for a worker."""
     return Work(**{**fields, "config": ModelConfig(**fields["config"])})
 
 
 def serve(argument: str) -> None:
-    """Be one rung: make a pass for each line, and answer with its seconds, at last with counts.
+    """Run one rung: a pass for each line, answered with its seconds; with counts at the end.
 
     Args:
         argument: JSON with the height, the work, the device and the threads.
@@ -70,15 +70,15 @@ def serve(argument: str) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one rung.
+    """The measurements of one rung.
 
     Attributes:
-        name: The rung's.
-        what: What it changes.
+        name: Name of the rung.
+        what: What the rung changes.
         seconds: Time of each pass, in the order of the rounds.
         tokens: Target tokens in a pass.
-        memory_bytes: Peak of memory, without the imports.
-        flops: Operations in the products of a pass, as they ran.
+        memory_bytes: Peak memory, without the imports.
+        flops: Operations in the matrix products of a pass, as counted.
     """
 
     name: str
@@ -90,11 +90,11 @@ class Measured:
 
     @property
     def speed(self) -> float:
-        """Target tokens per second, by the median of the passes."""
+        """Target tokens per second, from the median pass."""
         return self.tokens / statistics.median(self.seconds)
 
     def ratio(self, other: Measured) -> float:
-        """Return how many times as fast as ``other`` it is: the median over the rounds."""
+        """Return the speedup over ``other``: the median over the rounds."""
         pairs = zip(other.seconds, self.seconds, strict=True)
         return statistics.median(theirs / ours for theirs, ours in pairs)
 
@@ -133,7 +133,7 @@ def measure_ladder(
 
 
 def make_ladder_record(size: str, *, rounds: int = 5, device: str = "cpu") -> dict[str, Any]:
-    """Measure the ladder and the machine; return what a record says about them.
+    """Measure the ladder and the machine; return the fields of the record.
 
     Args:
         size: A key of ``WORKS``.
@@ -167,7 +167,7 @@ def make_ladder_record(size: str, *, rounds: int = 5, device: str = "cpu") -> di
 
 
 def show(record: dict[str, Any]) -> None:
-    """Print the ladder, and the limit of the machine."""
+    """Print the ladder and the machine's limit."""
     rungs = [Measured(**rung) for rung in record["rungs"]]
     print(f"{'':20}{'tokens/s':>10}{'speed':>8}{'gain':>8}{'MB':>9}{'GFLOP':>9}")
     for below, one in zip([rungs[0], *rungs], rungs, strict=False):
@@ -182,7 +182,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Read the options, measure, print, write a record."""
+    """Parse the options, measure, print and write the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ladder", description=__doc__)
     parser.add_argument("--size", choices=sorted(WORKS), help="small; on a GPU paper")
     parser.add_argument("--rounds", type=int, default=5, help="passes of each rung")
@@ -197,7 +197,7 @@ def main() -> None:
         parser.error("at least one round is needed")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        parser.error("PyTorch sees no GPU here")
+        parser.error("PyTorch finds no GPU here")
     size = options.size or ("paper" if device == "cuda" else "small")
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     record = {

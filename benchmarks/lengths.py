@@ -1,9 +1,9 @@
-"""Repeat with several seeds what the chapter on sequences to sequences shows of one.
+"""Repeat the experiments of the chapter on sequence-to-sequence models with several seeds.
 
 How many sentences of each length are translated exactly, with one fixed context, with additive
 and with dot-product attention, and how often the largest weight is where the grammar aligns? The
 sentences are the chapter's, and so is the code: its functions are taken out of its cells. A seed
-decides first weights and order. Seeds that the record has already are not measured again.
+sets initial weights and order. Seeds that are already in the record are not repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGER = 3  # times as many updates, for the dot-product form once more
 
 
 def measure(names: dict[str, Any], form: str, updates: int, seed: int) -> dict[str, Any]:
-    """Train a form; return shares of exact sentences by clauses, and of agreement by words."""
+    """Train a variant; return exact match by clauses, and alignment accuracy by words."""
     model = names["train"](form, updates, seed)
     test = {**names["test"], 5: names["chains"]("test", [5], size=40, seed=5)}
     found: dict[str, Any] = {
@@ -37,16 +37,16 @@ def measure(names: dict[str, Any], form: str, updates: int, seed: int) -> dict[s
 
 
 def agreement(names: dict[str, Any], choose: Any, known: Any) -> float:
-    """Return how often the best source word is right, over all test sentences."""
+    """Return how often the source word with the largest weight is right, on the test set."""
     share: float = names["agreement"](choose, known, names["every"])
     return round(share, 4)
 
 
 def main() -> None:
-    """Read the options, measure, print, write the record after each seed."""
+    """Parse the options, measure, print, and write the record after each seed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lengths", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="how many, from 0")
-    parser.add_argument("--record", type=Path, help="keep the figures in this JSON file")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0")
+    parser.add_argument("--record", type=Path, help="write the results to this JSON file")
     options = parser.parse_args()
     names = definitions("background/seq2seq", VALUES)
     forms = {form: (form, count) for form, count in names["updates"].items()}

@@ -1,4 +1,4 @@
-"""What a machine can do: how many operations a second, and how many bytes from memory."""
+"""The peak operations per second and the memory bandwidth of a machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from annotated_transformer.fast.dropout import dropout
 
 
 def best_seconds(run: Callable[[], object], device: str = "cpu", least: float = 0.1) -> float:
-    """Return the shortest time of a call, among at least three and ``least`` seconds of them.
+    """Return the shortest time of a call, among at least three that take ``least`` seconds.
 
-    With one thread it is that of the processor, which other programs do not lengthen.
+    With one thread it is processor time, which other programs do not affect.
     """
     one = device == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if one else time.perf_counter
@@ -40,7 +40,7 @@ def matmul_peak(
     dtype: torch.dtype = torch.float32,
     sizes: Sequence[int] = (256, 512, 1024, 2048),
 ) -> float:
-    """Return the most operations a second that products of square matrices reach.
+    """Return the highest rate of operations per second in products of square matrices.
 
     A multiplication and an addition are two. Under the settings of the process, such as
     ``torch.set_float32_matmul_precision``.
@@ -54,7 +54,7 @@ def matmul_peak(
 
 
 def memory_bandwidth(device: str = "cpu", megabytes: int = 128) -> float:
-    """Return the most bytes a second that simple passes over blocks beyond the caches move.
+    """Return the memory bandwidth in bytes per second, on blocks larger than the caches.
 
     They are a copy, which moves two blocks, a scaling in place, likewise, and a triad
     ``a = b + 2 c``, which moves three.
@@ -70,13 +70,13 @@ def memory_bandwidth(device: str = "cpu", megabytes: int = 128) -> float:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of a training step, with its counts.
+    """An operation of a training step, with its number of FLOPs and bytes.
 
     Attributes:
-        name: What it is.
-        flops: Operations that it needs.
-        bytes: Bytes that it must read and write.
-        run: Does it once.
+        name: Its name.
+        flops: Floating-point operations.
+        bytes: Bytes that must be read and written.
+        run: Runs the operation once.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Operation:
 
 
 def operations(width: int = 512, rows: int = 65_536, device: str = "cpu") -> list[Operation]:
-    """Return main operations of a training step, in float32, for blocks beyond the caches."""
+    """Return the main operations of a training step, in float32, on blocks beyond the caches."""
     x = torch.randn(rows, width, device=device)
     few, size = x[:2048], rows * width  # a product of them all would take seconds
     layer, norm = nn.Linear(width, 4 * width, device=device), nn.LayerNorm(width, device=device)
@@ -110,7 +110,7 @@ def operations(width: int = 512, rows: int = 65_536, device: str = "cpu") -> lis
 
 
 def roofline(device: str = "cpu") -> list[dict[str, Any]]:
-    """Measure ``operations``: for each its name, its intensity, and its operations a second."""
+    """Measure ``operations``; return name, intensity and operations per second of each."""
     return [
         {
             "name": one.name,
@@ -130,17 +130,17 @@ def _added_flops(_: Shape, a: Shape, b: Shape, *__: Any, **___: Any) -> int:
 
 
 def _fused_flops(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    """Count the fused attention of a CPU: scores, and weighted values."""
+    """Count fused attention on a CPU: scores and weighted values."""
     return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
 
 
 def _fused_flops_backward(_: Shape, q: Shape, k: Shape, v: Shape, *__: Any, **___: Any) -> int:
-    """Count its derivative: the scores again, and four products for the gradients."""
+    """Count its backward pass: the scores again, and four products for the gradients."""
     return 2 * q[0] * q[1] * q[2] * k[2] * (3 * q[3] + 2 * v[3])
 
 
 def counting() -> FlopCounterMode:
-    """Return a counter of the operations in products, with the kinds that PyTorch's misses."""
+    """Return a FLOP counter for products, including those that PyTorch's counter misses."""
     aten = torch.ops.aten
     kinds = {
         aten.addmm_: _added_flops,

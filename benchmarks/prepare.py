@@ -1,9 +1,9 @@
 """Measure memory and time of preparing a large corpus: ``python -m benchmarks.prepare --help``.
 
-The corpus is made up: words of random syllables, as frequent as words are (Zipf's law), a
-target word for each source word, sentences as long as those of news; some pairs are blank,
-repeated, far too long, or of unlike lengths. It is written first, then the command ``prepare``
-runs in a process of its own, and twice a second the memory of all its processes is added up.
+The corpus is generated: words of random syllables with frequencies by Zipf's law, one target word
+for each source word, and sentences as long as those of news. Some pairs are blank, repeated, far
+too long, or of very different lengths. Then the command ``prepare`` runs in a process of its own,
+and twice a second the memory of all its processes is added up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK = 50_000  # pairs written at a time
 
 
 def words(seed: int) -> list[str]:
-    """Make up the words of a language."""
+    """Generate the words of a language."""
     chance = np.random.default_rng(seed)
     syllables = [a + b + c for a in "bdfghklmnprstvwz" for b in "aeiouäöü" for c in ("", "n", "r")]
     found: dict[str, None] = {}
@@ -40,7 +40,7 @@ def words(seed: int) -> list[str]:
 
 
 def write_corpus(folder: Path, pairs: int, seed: int = 0) -> None:
-    """Write ``train.de`` and ``train.en``, and a thousand pairs more for validation."""
+    """Write ``train.de`` and ``train.en``, and a thousand more pairs for validation."""
     chance = np.random.default_rng(seed)
     source, target = (np.array(words(n), dtype=object) for n in (1, 2))
     for split, count in (("train", pairs), ("valid", 1000)):
@@ -56,7 +56,7 @@ def write_corpus(folder: Path, pairs: int, seed: int = 0) -> None:
 def sentences(
     count: int, source: np.ndarray, target: np.ndarray, chance: np.random.Generator
 ) -> list[tuple[str, str]]:
-    """Make up pairs, one in fifty of them unfit."""
+    """Generate pairs, of which one in fifty has to be removed."""
     lengths = np.clip(np.exp(chance.normal(3.0, 0.5, count)), 1, 100).astype(int)
     drawn = (TYPES ** chance.random(int(lengths.sum()))).astype(int) - 1  # Zipf: uniform logarithm
     found: list[tuple[str, str]] = []
@@ -78,7 +78,7 @@ def sentences(
 
 
 def usage(parent: int) -> tuple[int, int, float]:
-    """Return what a process and all its children use.
+    """Return the memory and processor time of a process and all its children.
 
     Returns:
         Bytes of memory, each page counted once, divided among those who share it; the sum of
@@ -101,7 +101,7 @@ def usage(parent: int) -> tuple[int, int, float]:
 
 
 def measure(command: list[str]) -> dict[str, object]:
-    """Run ``prepare``; return seconds and peak memory of each step, and what it said."""
+    """Run ``prepare``; return the seconds and peak memory of each step, and its output."""
     steps: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen(command, stderr=output)

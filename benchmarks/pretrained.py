@@ -1,7 +1,7 @@
-"""Make the small model that comes with the package, and the record of how it was made.
+"""Train the small model that comes with the package, and write the record of the run.
 
 One Transformer learns both directions of the book's own grammar: each pair is in the training text
-twice, once from German to English and once the other way, and the language of the source decides.
+twice, once from German to English and once the other way, and the source language decides.
 The recipe is benchmarks/pretrained.json. The package's trainer does the work in a folder, and goes
 on from there if it was interrupted. Then the weights are stored with 8 bits each, in
 annotated_transformer/pretrained/, and the stored model is tested beside the one that was trained.
@@ -66,7 +66,7 @@ def seen_words(text: ParallelText) -> dict[str, list[str]]:
 
 
 def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the interval in which the share of right answers lies, with 95 % (Wilson's)."""
+    """Return the 95 % confidence interval (Wilson's) of a share of correct answers."""
     share, square = right / total, z * z / total
     middle = share + square / 2
     half = z * math.sqrt(share * (1 - share) / total + square / (4 * total))
@@ -74,7 +74,7 @@ def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def tested(system: System) -> dict[str, Any]:
-    """Return the scores of a model on the test split, greedily decoded, by direction."""
+    """Return the scores of greedy decoding on the test split, by direction."""
     found = {}
     for pair in DIRECTIONS:
         text = load_corpus("grammar", pair, "test")
@@ -120,14 +120,14 @@ def stored_system(folder: Path = FOLDER) -> System:
 
 
 def first_losses(log: Path, updates: int = 50) -> list[tuple[int, float]]:
-    """Return the loss of the first updates, as the run's log has it."""
+    """Return the losses of the first updates from the run's log."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     found = [(line["update"], line["loss"]) for line in lines if "loss" in line]
     return [point for point in found if point[0] <= updates]
 
 
 def make(options: Options, folder: Path, place: Path, record: Path, pairs: int) -> bool:
-    """Train, or go on; store the model, test it, write the record. False if interrupted."""
+    """Train or resume; store and test the model, write the record. False if interrupted."""
     source = origin("benchmarks.pretrained")  # before its own files change the checkout
     texts = both_directions("train", pairs), both_directions("val")
     trainer = Trainer(options, folder, texts)
@@ -157,12 +157,14 @@ def make(options: Options, folder: Path, place: Path, record: Path, pairs: int) 
 
 
 def main() -> int:
-    """Read the options, and make the model."""
+    """Parse the options, and make the model."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/pretrained"), help="of the run")
-    parser.add_argument("--package", type=Path, default=FOLDER, help="where the model goes")
-    parser.add_argument("--record", type=Path, default=RECORD, help="where the record goes")
-    parser.add_argument("--updates", type=int, help="another number than the recipe's")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/pretrained"), help="folder of the run"
+    )
+    parser.add_argument("--package", type=Path, default=FOLDER, help="folder for the stored model")
+    parser.add_argument("--record", type=Path, default=RECORD, help="file for the record")
+    parser.add_argument("--updates", type=int, help="number of updates, if not the recipe's")
     chosen = parser.parse_args()
     options = load_recipe(RECIPE)
     if chosen.updates is not None:

@@ -1,7 +1,7 @@
 """Compare one process with two threads, two processes with one each, and bfloat16, in training.
 
-The three ways take turns of a few updates, so that a busy machine slows all alike. Weights and
-sentences are those of the other benchmarks.
+The three setups take turns of a few updates, so that a busy machine slows all of them down
+equally. Weights and sentences are those of the other benchmarks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAYS = {  # processes, threads of each, precision
 
 
 def work(name: str, precision: str, updates: int) -> None:
-    """Make some updates, and print the median of their seconds; run by each process."""
+    """Make some updates, and print their median time in seconds; run by each process."""
     size = SIZES[name]
     with process_group() as world:
         prepare_cpu()
@@ -59,7 +59,7 @@ def work(name: str, precision: str, updates: int) -> None:
 
 
 def turn(size: str, way: str, updates: int) -> float:
-    """Run one way in processes of its own; return the seconds of an update."""
+    """Run one setup in processes of its own; return the seconds per update."""
     processes, threads, precision = WAYS[way]
     inner = ["-m", "benchmarks.processes", "--work", size, precision, str(updates)]
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -75,7 +75,7 @@ def turn(size: str, way: str, updates: int) -> float:
 
 
 def main() -> None:
-    """Read the options, measure, print, write a record."""
+    """Parse the options, measure, print and write the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.processes", description=__doc__)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--updates", type=int, default=8, help="updates of each turn")

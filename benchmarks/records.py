@@ -1,4 +1,4 @@
-"""Where a benchmark's figures come from, and how they are kept."""
+"""The origin of a benchmark's results, and the writing of its record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from annotated_transformer.engine.records import commit, versions
 
 
 def origin(module: str) -> dict[str, Any]:
-    """Return the command that runs now, the commit, the date, and versions."""
+    """Return the running command, the commit, the date and the versions of libraries."""
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "commit": commit(),
@@ -24,6 +24,6 @@ def origin(module: str) -> dict[str, Any]:
 
 
 def keep(record: dict[str, Any], path: Path) -> None:
-    """Write a record, whole or not at all."""
+    """Write a record atomically."""
     data = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     write_atomically(path, data.encode())

@@ -1,11 +1,11 @@
 """Rehearse the runs on WMT 2014, command by command, on generated text of its shape.
 
-The corpus of section 5.1 cannot be had everywhere, and a run on it takes a GPU. What can break
-in such a run can be seen in small: 100,000 generated pairs are prepared, the paper's base model
-is trained on them in two processes, killed in the middle without warning and resumed; its last
-checkpoints are averaged, and it translates and is scored with compounds split, as Table 2 is.
-The translations are worthless. What is measured is that every command takes over what the one
-before it leaves, and how long each takes; for the paper's runs, the time on current GPUs is
+The corpus of section 5.1 is not available everywhere, and a run on it needs a GPU. What can go
+wrong in such a run shows on a small scale: 100,000 generated pairs are prepared, the paper's base
+model is trained on them in two processes, killed in the middle without warning and resumed; its
+last checkpoints are averaged, and it translates and is scored with compounds split, as in Table 2.
+The translations are worthless. The rehearsal checks that every command accepts the output of the
+one before it, and measures how long each takes. For the paper's runs, the time on current GPUs is
 computed from the operations of their matrix products.
 """
 
@@ -38,21 +38,21 @@ RECIPES = ("paper-base-en-de", "paper-big-en-de", "paper-base-en-fr", "paper-big
 GPUS = ("A100 80GB SXM", "H100 SXM", "H200 SXM")
 SHARE = 0.4  # of a GPU's peak that a good run reaches: an assumption, said beside each figure
 LENGTH = 28  # tokens of a sentence of news, for the operations of attention
-TESTED = 20  # sentences to translate
+TESTED, VALID = 20, 100  # sentences to translate, and to validate on
 
 
 class RehearsalError(RuntimeError):
-    """A command that did not do its part; the message has its last lines."""
+    """A command failed; the message has its last lines."""
 
 
 def last_words(said: str) -> str:
-    """Return the error lines of what a command said, or its end."""
+    """Return the error lines of a command's output, or its last lines."""
     ours = [line for line in said.splitlines() if line.startswith("annotated-transformer:")]
     return "\n".join(ours) or said[-2000:]
 
 
 def run(command: list[str], name: str) -> tuple[float, str]:
-    """Run a command to its end; return its seconds and what it said."""
+    """Run a command to its end; return its seconds and its output."""
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -61,14 +61,14 @@ def run(command: list[str], name: str) -> tuple[float, str]:
 
 
 def updates_made(folder: Path) -> int:
-    """Return how many updates the log of a run has."""
+    """Return the number of updates in the log of a run."""
     log = folder / "log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return max((json.loads(line).get("update", 0) for line in lines if line), default=0)
 
 
 def family(parent: int) -> list[int]:
-    """Return a process and all that descend from it."""
+    """Return a process and all its descendants."""
     found = [parent]
     for pid in found:
         with contextlib.suppress(OSError):  # it has just ended
@@ -78,10 +78,10 @@ def family(parent: int) -> list[int]:
 
 
 def kill_at(command: list[str], folder: Path, updates: int, patience: float) -> float:
-    """Start training and kill all its processes after so many updates; return the seconds.
+    """Start training, kill all its processes after some updates, and return the seconds.
 
     Raises:
-        RehearsalError: It ended by itself, or did not get there in ``patience`` seconds.
+        RehearsalError: If it ended by itself, or did not get that far in ``patience`` seconds.
     """
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
@@ -101,7 +101,7 @@ def kill_at(command: list[str], folder: Path, updates: int, patience: float) -> 
 
 
 def commands(folder: Path, options: argparse.Namespace) -> dict[str, list[str]]:
-    """Return the commands of the whole way, in their order, as a user types them."""
+    """Return all commands in order, as a user types them."""
     text, prepared, system = folder / "text", folder / "wmt", folder / "run"
     train, valid = ([str(text / f"{s}.{x}") for x in ("en", "de")] for s in ("train", "valid"))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -129,15 +129,27 @@ def commands(folder: Path, options: argparse.Namespace) -> dict[str, list[str]]:
     }
 
 
+def score_of(said: str) -> float:
+    """Return BLEU with compounds split, from what ``evaluate --protocols`` says.
+
+    Raises:
+        RehearsalError: It is not there.
+    """
+    found = re.search(r"^ *([\d.]+) +tokenised, compounds split$", said, re.MULTILINE)
+    if found is None:
+        raise RehearsalError(f"evaluate: no score with compounds split\n{said}")
+    return float(found[1])
+
+
 def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Go the whole way; return seconds of each command, and what was seen."""
+    """Run all commands; return the seconds of each, and the results."""
     text, system = folder / "text", folder / "run"
     text.mkdir()
     write_corpus(text, options.pairs)
     sides = [(text / f"valid.{x}").read_text(encoding="utf-8").splitlines() for x in ("en", "de")]
     fit = [pair for pair in zip(*sides, strict=True) if all(0 < len(line) < 200 for line in pair)]
     for side, name in enumerate(("en", "de")):
-        lines = [pair[side] + "\n" for pair in fit]
+        lines = [pair[side] + "\n" for pair in fit[:VALID]]
         (text / f"valid.{name}").write_text("".join(lines), encoding="utf-8")
         (folder / f"test.{name}").write_text("".join(lines[:TESTED]), encoding="utf-8")
     seconds: dict[str, float] = {}
@@ -151,9 +163,6 @@ def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         seconds[name], said[name] = run(command, name)
         if name == "train" and not before < updates_made(system) == options.updates:
             raise RehearsalError(f"train: {updates_made(system)} updates, {options.updates} wanted")
-    scores = re.search(r"compounds split\D+([\d.]+)", said["evaluate"])
-    if scores is None:
-        raise RehearsalError(f"evaluate: no score with compounds split\n{said['evaluate']}")
     words = {name: " ".join(command) for name, command in all_commands.items()}
     hidden = [(str(folder), "FOLDER"), (sys.executable, "python")]
     for place, instead in hidden:
@@ -162,12 +171,12 @@ def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "commands": words,
         "seconds": {name: round(one, 1) for name, one in seconds.items()},
         "updates_before_resuming": options.updates // 2,
-        "bleu_compounds_split": float(scores[1]),
+        "bleu_compounds_split": score_of(said["evaluate"]),
     }
 
 
 def expected(recipe: str) -> dict[str, Any]:
-    """Return operations of a run of the paper, and hours of one GPU at :data:`SHARE` of its peak.
+    """Return the operations of a run of the paper, and GPU hours at :data:`SHARE` of peak.
 
     Precision is bfloat16; hours are of matrix products alone.
     """
@@ -184,7 +193,7 @@ def expected(recipe: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read the options, rehearse, print, write the record."""
+    """Parse the options, rehearse, print and write the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rehearsal", description=__doc__)
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--vocabulary", type=int, default=37_000)

@@ -1,7 +1,7 @@
-"""Decoders of others, of the same size: Hugging Face's Marian and CTranslate2.
+"""Decoders of other libraries, of the same size: Hugging Face's Marian and CTranslate2.
 
-They live in a folder of their own, made by ``python -m benchmarks --install``, and use the
-project's PyTorch; nothing of the project needs them.
+``python -m benchmarks --install`` installs them into a folder of their own. They use the
+project's PyTorch, and nothing in the project depends on them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Step = Callable[[], object]
 
 
 def install() -> None:
-    """Install the rivals into their folder."""
+    """Install the other libraries into their folder."""
     pip = [sys.executable, "-m", "pip", "install", "--target", str(FOLDER), "--upgrade"]
     subprocess.run([*pip, *PACKAGES], check=True)
 
 
 def sources(size: Size, count: int) -> list[list[int]]:
-    """Draw sentences, all equally long."""
+    """Draw sentences of equal length."""
     rng = torch.Generator().manual_seed(0)
     block = torch.randint(4, size.vocabulary, (count, SOURCE), generator=rng)
     found: list[list[int]] = block.tolist()
@@ -45,7 +45,7 @@ def sources(size: Size, count: int) -> list[list[int]]:
 
 
 def ours(size: Size, count: int, beam: int) -> Step:
-    """Our search, as the command line runs it, in float32; the end symbol is made impossible."""
+    """Our search in float32, as the command line runs it, with the end symbol made impossible."""
     prepare_cpu()
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
@@ -67,7 +67,7 @@ def ours(size: Size, count: int, beam: int) -> Step:
 
 
 def marian(size: Size, **settings: object) -> torch.nn.Module:
-    """Build Marian by Hugging Face, with weights as initialised and other settings if given."""
+    """Build Hugging Face's Marian with initial weights, and with other settings if given."""
     if not FOLDER.exists():
         raise SystemExit("the rivals are not installed: python -m benchmarks --install")
     sys.path.append(str(FOLDER))  # after the project's own packages
@@ -97,7 +97,7 @@ def marian(size: Size, **settings: object) -> torch.nn.Module:
 
 
 def hugging_face(size: Size, count: int, beam: int) -> Step:
-    """``generate`` of Marian, with its caches, by its own search."""
+    """Marian's own ``generate``, with its KV cache."""
     model = marian(size)
     src = torch.tensor([[*source, EOS] for source in sources(size, count)])
     options = {"num_beams": beam, "do_sample": False, "length_penalty": ALPHA if beam > 1 else None}

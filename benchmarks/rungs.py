@@ -1,7 +1,7 @@
-"""The speed ladder: the article's training step, and what makes it faster, one change a rung.
+"""The speed ladder: the article's training step, made faster by one change per rung.
 
-The bottom rung is the readable layer on padded batches. Until a rung adds a device of the fast
-layer, a plain form of it stands in its place.
+The bottom rung is the readable layer on padded batches. Until a rung adds a technique of the fast
+layer, a plain implementation takes its place.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SMOOTHING = 0.1
 
 @dataclass(frozen=True)
 class Work:
-    """What every rung has to do: a pass over sentence pairs.
+    """The work of every rung: a pass over sentence pairs.
 
     Attributes:
         config: Sizes of the model.
@@ -183,7 +183,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
-        """Put all patches in their places for a while."""
+        """Apply all patches within the context."""
         with contextlib.ExitStack() as stack:
             for (owner, name), value in self.patches.items():
                 stack.enter_context(patch.object(owner, name, value))
@@ -206,7 +206,7 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def run(self) -> None:
-        """Make a pass, one update for each batch, and wait until it is done."""
+        """Make a pass with one update for each batch, and wait for the device."""
         for batch in self.batches:
             self.step(batch)
         if self.device.type == "cuda":
@@ -217,19 +217,19 @@ class Trainer:
 
 
 def fused_norm(norm: LayerNorm, x: Tensor) -> Tensor:
-    """Stand for ``LayerNorm.forward``: PyTorch's one kernel."""
+    """Replace ``LayerNorm.forward`` by PyTorch's fused kernel."""
     return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
 
 
 def attention_without_weights(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, _: object = None
 ) -> tuple[Tensor, Tensor]:
-    """Stand for ``attention``: the fused form, which returns no weights."""
+    """Replace ``attention`` by the fused kernel, which returns no weights."""
     return fused_attention(query, key, value, mask), query.new_empty(0)
 
 
 def attend_apart(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMask) -> Tensor:
-    """Stand for ``fast.attention.attend``: three products instead of one for q, k and v."""
+    """Replace ``fast.attention.attend``: three products instead of one for q, k and v."""
     w_q, w_k, w_v, w_o = attn.linears
     q = split_heads(mask.queries.unpack(linear(x, w_q)), attn.h)
     k, v = (split_heads(mask.keys.unpack(linear(memory, w)), attn.h) for w in (w_k, w_v))
@@ -238,18 +238,18 @@ def attend_apart(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: Pa
 
 
 def never(*_: object) -> bool:
-    """Stand for the question whether packed rows are attended to without a detour."""
+    """Answer that packed rows cannot be attended to directly."""
     return False
 
 
 def plain_dropout(module: nn.Module, x: Tensor) -> Tensor:
-    """Stand for ``fast.dropout.dropout``: PyTorch's own."""
+    """Replace ``fast.dropout.dropout`` by PyTorch's dropout."""
     y: Tensor = module(x)
     return y
 
 
 def plain_dropped_relu(module: nn.Module, x: Tensor) -> Tensor:
-    """Stand for ``fast.dropout.dropped_relu``: PyTorch's own."""
+    """Replace ``fast.dropout.dropped_relu`` by PyTorch's ReLU and dropout."""
     return plain_dropout(module, F.relu_(x))
 
 
@@ -257,7 +257,7 @@ def plain_dropped_relu(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def no_change(_: Trainer) -> None:
-    """Leave the article's form as it is."""
+    """Leave the article's training step unchanged."""
 
 
 def sort_batches(trainer: Trainer) -> None:
@@ -266,17 +266,17 @@ def sort_batches(trainer: Trainer) -> None:
 
 
 def fuse_norm(trainer: Trainer) -> None:
-    """Normalise in one kernel."""
+    """Compute layer normalization in one kernel."""
     trainer.patches[LayerNorm, "forward"] = fused_norm
 
 
 def fuse_attention(trainer: Trainer) -> None:
-    """Attend in one kernel, which keeps no weights."""
+    """Compute attention in one kernel, which keeps no weights."""
     trainer.patches[multi_head, "attention"] = attention_without_weights
 
 
 def skip_padding(trainer: Trainer) -> None:
-    """Compute packed rows, by the fast layer without what the rungs above add."""
+    """Compute on packed rows, with the fast layer but without what later rungs add."""
     fast = FastModel(trainer.model)
 
     def packed_rows(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -292,7 +292,7 @@ def skip_padding(trainer: Trainer) -> None:
 
 
 def chunk_loss(trainer: Trainer) -> None:
-    """Compute the loss without dense target, with few logits at a time."""
+    """Compute the loss without a dense target, on a few logits at a time."""
     trainer.criterion = chunked_loss
 
 
@@ -312,17 +312,17 @@ def fuse_adam(trainer: Trainer) -> None:
 
 
 def attend_rows(trainer: Trainer) -> None:
-    """Go from packed rows to heads in one move, with the derivative written out."""
+    """Go from packed rows to heads in one step, with a backward pass written by hand."""
     del trainer.patches[fast_attention, "_packs"]
 
 
 def keep_memory(_: Trainer) -> None:
-    """Keep freed blocks in the process."""
+    """Keep freed memory in the process."""
     keep_large_blocks()
 
 
 def choose_library(_: Trainer) -> None:
-    """Let the faster of two libraries multiply, if it is accurate."""
+    """Choose the faster of two libraries for products, if it is accurate."""
     limit_kernels()
     choose_products()
 
@@ -338,7 +338,7 @@ def use_bfloat16(trainer: Trainer) -> None:
 
 
 def compile_loss(trainer: Trainer, backend: str = "inductor") -> None:
-    """Compile the forward pass, a program for each of a few lengths."""
+    """Compile the forward pass, one program for each of a few lengths."""
     trainer.compiled = CompiledLoss(trainer.model, backend)
 
 
@@ -347,11 +347,11 @@ class Rung:
     """One row of the ladder.
 
     Attributes:
-        name: A few words.
-        what: What is other than on the rung below.
-        change: Changes a trainer of the rung below.
-        device: Where the change has an effect.
-        exact: Whether it leaves the precision as it is, so that sums differ in their order only.
+        name: Name, in a few words.
+        what: The difference from the rung below.
+        change: Function that changes a trainer of the rung below.
+        device: The device on which the change has an effect.
+        exact: Whether the precision stays the same, so that only the order of sums differs.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Let recurrent translators learn the book's grammar, and translate the running sentence.
+"""Train recurrent translators on the book's grammar, and translate the running sentence.
 
-One form keeps the source in a vector of fixed size, the other has additive attention. The code
-is that of the chapter on sequences to sequences, taken out of its cells; only the sentences are
-others: all that the grammar writes for training. Tokens are words. A seed decides initial weights
-and order. Seeds that the record has already are not measured again.
+One variant keeps the source in a vector of fixed size, the other has additive attention. The code
+is taken from the cells of the chapter on sequence-to-sequence models; only the sentences differ:
+all that the grammar generates for training. Tokens are words. A seed sets the initial weights and
+the order of the data. Seeds that are already in the record are not repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMS = ("none", "additive")
 
 
 def prepared() -> dict[str, Any]:
-    """Return what the chapter defines, with the grammar's sentences and words for its own."""
+    """Return the chapter's definitions, but with the grammar's sentences and words."""
     names = definitions("background/seq2seq")
     names["training"] = list(grammar_pairs("train"))
     for language in ("german", "english"):
@@ -33,7 +33,7 @@ def prepared() -> dict[str, Any]:
 
 
 def measure(names: dict[str, Any], form: str, updates: int, seed: int) -> dict[str, Any]:
-    """Train a form; return its share of exact sentences, and what it does with the running one."""
+    """Train a variant; return its exact match, and its translation of the running sentence."""
     model = names["train"](form, updates, seed)
     source, _, _ = names["batch"]([RUNNING])
     words, (output,) = list(names["english"]), names["greedy"](model, source, most=30).tolist()
@@ -49,11 +49,11 @@ def measure(names: dict[str, Any], form: str, updates: int, seed: int) -> dict[s
 
 
 def main() -> None:
-    """Read the options, measure, print, write the record after each seed."""
+    """Parse the options, measure, print, and write the record after each seed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.running", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="how many, from 0")
-    parser.add_argument("--updates", type=int, default=2000, help="of each model")
-    parser.add_argument("--record", type=Path, help="keep the figures in this JSON file")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0")
+    parser.add_argument("--updates", type=int, default=2000, help="updates of each model")
+    parser.add_argument("--record", type=Path, help="write the results to this JSON file")
     options = parser.parse_args()
     names = prepared()
     runs: dict[str, Any] = {}

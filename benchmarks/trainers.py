@@ -1,9 +1,9 @@
-"""Training steps of others, of the same size: Hugging Face, x-transformers, OpenNMT-py, fairseq.
+"""Training steps of other libraries: Hugging Face, x-transformers, OpenNMT-py and fairseq.
 
-Each library lives in a folder of its own, made by ``python -m benchmarks --install``, and uses
-the project's PyTorch, also where it asks for an older one. A contender is the library's own
-model, loss, optimiser and, where it has one that takes a batch, its own training step, set as
-in its recipe for translation. ``python -m benchmarks.trainers NAME`` shows that one learns.
+``python -m benchmarks --install`` installs each library into a folder of its own. All use the
+project's PyTorch, even where they ask for an older one. A contender is the library's own model,
+loss and optimizer and, if it has one that takes a batch, its own training step, configured as in
+its recipe for translation. ``python -m benchmarks.trainers NAME`` shows that a contender learns.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Trained = tuple[nn.Module, Callable[[], float]]  # a model, and a step that retu
 
 
 def install() -> None:
-    """Install each library into its folder, without the PyTorch that it asks for."""
+    """Install each library into its folder, without its own PyTorch."""
     pip = [sys.executable, "-m", "pip"]
     for name, packages in PACKAGES.items():
         options = ["--no-deps", "--upgrade", "--target", str(FOLDER / name)]
@@ -68,7 +68,7 @@ def install() -> None:
 
 
 def use(folder: Path) -> None:
-    """Let Python import what was installed into a folder, after the project's own packages."""
+    """Make the packages in a folder importable, after the project's own."""
     if not folder.exists():
         raise SystemExit("the rivals are not installed: python -m benchmarks --install")
     sys.path.append(str(folder))
@@ -77,7 +77,7 @@ def use(folder: Path) -> None:
 
 
 def sentences(tokens: Tensor) -> list[Tensor]:
-    """Cut the padding off."""
+    """Remove the padding."""
     return [row[row != PAD] for row in tokens]
 
 
@@ -262,7 +262,7 @@ TINY = Size(ModelConfig(N=1, d_model=64, d_ff=256, h=4, max_len=512), 500, 8)
 
 
 def main() -> None:
-    """Show that a library learns a batch, and how many parameters its models have."""
+    """Show that a library can learn a batch, and print its number of parameters."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trainers", description=main.__doc__)
     parser.add_argument("name", choices=TRAINERS)
     parser.add_argument("--steps", type=int, default=200)

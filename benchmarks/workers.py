@@ -1,4 +1,4 @@
-"""Processes that answer lines: one program in each, so that its memory and settings are its own."""
+"""Worker processes that answer lines, each with memory and settings of its own."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class WorkerError(RuntimeError):
-    """A worker ended; the message has its name and the end of what it wrote."""
+    """A worker ended; the message has its name and the end of its error output."""
 
 
 class Worker:
-    """A process of its own, which answers each line that it gets with a line of JSON.
+    """A process that answers each line of input with a line of JSON.
 
     Args:
         name: What it measures.
-        command: Arguments of Python.
-        path: Folder that comes first where Python looks for modules.
+        command: Arguments for Python.
+        path: Folder to put first on Python's search path.
     """
 
     def __init__(self, name: str, command: Sequence[str], path: Path = ROOT) -> None:
@@ -65,7 +65,7 @@ class Worker:
 
     @property
     def peak_memory(self) -> int:
-        """Most bytes of memory that it has had so far."""
+        """Peak memory so far, in bytes."""
         return resident("VmHWM", self.process.pid)
 
     def close(self) -> None:
@@ -92,10 +92,10 @@ def reply(answer: Any) -> None:
 
 
 def resident(key: Literal["VmRSS", "VmHWM"], pid: int | None = None) -> int:
-    """Return the bytes of memory of a process, this one unless given.
+    """Return the memory of a process in bytes, by default of this one.
 
     Args:
-        key: Now (``VmRSS``), or at its peak (``VmHWM``).
+        key: Current memory (``VmRSS``) or its peak (``VmHWM``).
         pid: Number of another process; 0 is returned for it where the system does not tell.
     """
     try:

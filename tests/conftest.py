@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from collections import Counter
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -17,6 +19,36 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# Files with few tests that take long. xdist begins with the files that have the most tests, so
+# these would come last, one worker would have nothing to do, and all would wait for the other.
+LONG = (
+    "tests/training/test_distributed.py",
+    "tests/model/test_claims_embeddings.py",
+    "tests/model/test_claims_architecture.py",
+    "tests/engine/test_killed.py",
+    "tests/cli/test_processes.py",
+    "tests/cli/test_ablation.py",
+    "tests/benchmarks/test_make_pretrained.py",
+    "tests/benchmarks/test_rehearsal.py",
+    "tests/benchmarks/test_before.py",
+    "tests/house/test_colab.py",
+)
+
+
+def longest_first(nodeids: Collection[str]) -> dict[str, int]:
+    """Return the files of tests with their places: the long ones, then those with many tests."""
+    counts = Counter(nodeid.split("::")[0] for nodeid in nodeids)
+    order = sorted(counts, key=lambda file: (file not in LONG, -counts[file]))
+    return {file: place for place, file in enumerate(order)}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run long files first where xdist is told to keep the order, as ``make unit`` does."""
+    if not config.getoption("loadscopereorder", True):
+        places = longest_first([item.nodeid for item in items])
+        items.sort(key=lambda item: places[item.nodeid.split("::")[0]])
 
 
 @pytest.fixture(scope="module", autouse=True)

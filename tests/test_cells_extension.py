@@ -130,3 +130,19 @@ def test_equations_of_the_paper_keep_its_numbers(captions: Any) -> None:
         "equation-eq-attention": (1,),
         "equation-b": (3, 2),
     }
+
+
+def test_wide_figures_stay_legible_on_a_phone(captions: Any) -> None:
+    style = 'style="max-width:100%;height:auto"'
+    drawing = (
+        f'<svg role="img" aria-label="x" {style} width="720pt" viewBox="0 0 720 200">'
+        '<text style="font-size: 10px">word</text><text style="font-size: 7px">2</text></svg>'
+    )
+    figure = captions.keep_legible(drawing)
+    assert "height:auto;min-width:612px" in figure  # 10 pt are 13.3 px, and may shrink to 8.5
+    chart = drawing.replace("720pt", "500").replace('style="font-size: 10px"', 'font-size="12px"')
+    live = captions.keep_legible(f'{chart}<div class="moving" data-by="vega-embed"></div>')
+    assert live.count("min-width:354px") == 2
+    assert '<div class="moving" style="min-width:354px"' in live
+    assert captions.keep_legible(figure) == figure  # once is enough
+    assert captions.keep_legible("<p>text</p>") == "<p>text</p>"

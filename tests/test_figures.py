@@ -8,7 +8,7 @@ import types
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 import matplotlib.pyplot as plt
@@ -173,6 +173,33 @@ def test_masks_have_no_scale() -> None:
     figure = heatmap(mask, list("abc"), list("abc"), **NAMES, annotate=True)
     assert len(figure.axes) == 1  # no colour bar
     assert [t.get_text() for t in figure.axes[0].texts] == list("100110111")
+
+
+def test_a_mask_may_have_a_legend() -> None:
+    mask = torch.ones(3, 3, dtype=torch.bool).tril()
+    figure = heatmap(mask, list("abc"), list("abc"), **NAMES, value_label="may attend")
+    mesh, bar = cast(QuadMesh, figure.axes[0].collections[0]), figure.axes[1]
+    figure.draw_without_rendering()
+    assert bar.get_ylabel() == "may attend"
+    colours = {
+        label.get_text(): mesh.to_rgba(np.array([y]))[0]
+        for y, label in zip(bar.get_yticks(), bar.get_yticklabels(), strict=True)
+    }
+    values = np.asarray(mesh.get_array()).ravel()
+    drawn = np.asarray(mesh.get_facecolor())
+    assert all(
+        (drawn[i] == colours["yes" if true else "no"]).all() for i, true in enumerate(values)
+    )
+    assert set(values) == {0, 1}
+
+
+def test_panels_may_share_a_scale() -> None:
+    axes = canvas(1, 2)[1]
+    for ax, factor in zip(axes[0], (1.0, 0.1), strict=True):
+        heatmap(factor * np.array([[-1.0, 1.0]]), ["a"], ["b", "c"], **NAMES, limits=(-2, 2), ax=ax)
+    left, right = (ax.collections[0] for ax in axes[0])
+    assert left.get_clim() == right.get_clim() == (-2, 2)
+    assert left.cmap(left.norm(0.5)) == right.cmap(right.norm(0.5))
 
 
 def test_many_numbers_are_labelled_thinly_and_tokens_always() -> None:

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
-from annotated_transformer.results.machine_translation import student_t
+from annotated_transformer.results.machine_translation import judge
 from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
 
 PROBE = 20  # updates of the first run, from which the time of all is estimated
@@ -303,7 +303,5 @@ def difference(base: Mapping[str, Any], runs: Mapping[str, Any], seeds: list[str
     found = [measured(runs[seed])[1] - measured(base[seed])[1] for seed in seeds]
     if len(found) < 2:
         return ""
-    reach = student_t(len(found) - 1) * stdev(found) / len(found) ** 0.5
-    middle = fmean(found)
-    name = measured(base[seeds[0]])[0]
-    return f"{middle:+.2f} {name} ({middle - reach:+.2f} to {middle + reach:+.2f})"
+    told, name = judge(found), measured(base[seeds[0]])[0]
+    return f"{told.mean:+.2f} {name} ({told.low:+.2f} to {told.high:+.2f})"

@@ -16,11 +16,12 @@ MODULES: Final = {
     "attending": "attention window_mask subsequent_mask padding_mask split_heads join_heads "
     "multi_head_attention neighbourhood_mask attention_products",
     "learning": "shift_target token_batches token_loss average_gradients",
-    "updates": "learning_rate adam_step label_smoothing dropout average_checkpoints",
+    "updates": "learning_rate adam_step label_smoothing dropout average_checkpoints average_last",
     "words": "bpe_merge bpe_best_pair bpe_encode ngram_precision bleu",
     "decoding": "greedy_decode length_penalty beam_step beam_search best_attended",
     "trees": "linearize",
     "background": "lstm_step gru_step additive_attention causal_convolution paired_interval",
+    "counting": "layers_to_reach one_query training_cost",
 }
 NAMES: Final = {name: module for module, names in MODULES.items() for name in names.split()}
 GROUPS: Final = {  # several parts under one name, in this order

@@ -238,10 +238,37 @@ AVERAGE_CHECKPOINTS: Final = Exercise(
 )  # fmt: skip
 
 
+def average_last(states: Sequence[State], k: int) -> dict[str, Tensor]:
+    """Return the mean of the last ``k`` checkpoints, or of all if there are fewer."""
+    return average_checkpoints(states[-k:])
+
+
+AVERAGE_LAST: Final = Exercise(
+    average_last,
+    [([{"w": torch.tensor([x]).double()} for x in (1.0, 2.0, 4.0, 12.0)], k) for k in (1, 2, 5)],
+    lambda draw: (*_states_case(draw), draw.integer(1, 5)),
+    {
+        "the first k, not the last k": lambda states, k: average_checkpoints(states[:k]),
+        "all checkpoints, not the last k": lambda states, k: average_checkpoints(states),
+        "the last checkpoint alone": lambda states, k: dict(states[-1]),
+        "off by one: k + 1 checkpoints": lambda states, k: average_last(states, k + 1),
+        "off by one: the last checkpoint is left out":
+            lambda states, k: average_last(states[:-1], k),
+        "sum, not mean: divide by the number of checkpoints":
+            lambda states, k: _scaled(states[-k:], min(k, len(states))),
+        "divided by k even if there are fewer checkpoints":
+            lambda states, k: _scaled(states[-k:], min(k, len(states)) / k),
+        "halved repeatedly: the later checkpoints weigh more":
+            lambda states, k: _running(states[-k:]),
+    },
+)  # fmt: skip
+
+
 EXERCISES: Final = {
     "learning_rate": LEARNING_RATE,
     "adam_step": ADAM_STEP,
     "label_smoothing": LABEL_SMOOTHING,
     "dropout": DROPOUT,
     "average_checkpoints": AVERAGE_CHECKPOINTS,
+    "average_last": AVERAGE_LAST,
 }

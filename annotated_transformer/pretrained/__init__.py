@@ -1,14 +1,14 @@
 """The small model that comes with the package: it translates the book's grammar, both ways.
 
-One Transformer, with layer normalization after each residual sum as the paper prints it, reads
-German and writes English, or the reverse: which language it reads decides. The book follows one
-sentence through it, ``RUNNING``. ``python -m benchmarks.pretrained`` makes the model, and
-``results/pretrained/model.json`` is the record.
+It is one Transformer, normalized after each residual sum as the paper prints it. Given German it
+writes English, and given English it writes German. The book follows one sentence, ``RUNNING``,
+through it. ``python -m benchmarks.pretrained`` trains the model, and
+``results/pretrained/model.json`` is the record of that run.
 
-Five files lie in this folder. ``config.json`` has the sizes of the model. ``tokenizer.json`` has
-the merges of the byte pair encoding, in the order in which they were learned. ``words.json`` lists
-the words of the training text, by language. ``model.safetensors`` has the weights under their names
-in the state dict; the matrix that both embeddings and the generator share is there once, as
+This folder holds five files. ``config.json`` has the sizes of the model. ``tokenizer.json`` has
+the merges of the byte-pair encoding, in the order in which they were learned. ``words.json`` lists
+the words of the training text by language. ``model.safetensors`` has the weights under their names
+in the state dict; the matrix that both embeddings and the generator share is stored once, as
 ``src_embed.0.lut.weight``. A matrix ``NAME`` of shape (rows, columns) is stored as 8-bit integers,
 with a ``NAME.scale`` of shape (rows,) in float32: row ``i`` is the integers times
 ``NAME.scale[i]``. Vectors are stored in float32. ``sha256sums.txt`` has a digest of each of the
@@ -49,17 +49,17 @@ WORD = re.compile(r"\w+")
 
 
 class PretrainedError(ValueError):
-    """The stored model cannot be read; the message names the file and the remedy, in one line."""
+    """The stored model cannot be read; the message is one line with the file and the remedy."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """The stored model, in evaluation mode, with what it needs to read and write sentences.
+    """The stored model in evaluation mode, with its tokenizer and the words that it knows.
 
     Attributes:
         model: The readable Transformer.
         config: Its sizes.
-        tokenizer: Sub-words, the same for both languages.
+        tokenizer: Splits text into sub-words; the same for both languages.
         words: The words that it was trained on, by language.
     """
 
@@ -70,7 +70,7 @@ class Pretrained:
 
     @property
     def tokenizers(self) -> tuple[BPETokenizer, BPETokenizer]:
-        """The tokenizers of source and target, which are one."""
+        """The tokenizers of source and target, here the same one."""
         return self.tokenizer, self.tokenizer
 
     def batch(self, source: str, target: str) -> Batch:
@@ -78,7 +78,7 @@ class Pretrained:
         return make_batch([self.tokenizer.encode(source)], [self.tokenizer.encode(target)])
 
     def labels(self, text: str, *, target: bool = False) -> list[str]:
-        """Return the tokens that the encoder reads, or that the decoder reads, for figures."""
+        """Return the tokens that the encoder (or, for a target, the decoder) reads, for figures."""
         ids = self.tokenizer.encode(text)
         return self.tokenizer.tokens([BOS, *ids] if target else [*ids, EOS])
 
@@ -88,9 +88,9 @@ class Pretrained:
         return self.tokenizer.decode(found)
 
     def unknown(self, text: str) -> list[str]:
-        """Return the words of a text that were never seen in training, in their order.
+        """Return the words of a text that did not occur in training, in the order of the text.
 
-        The first letter of the text may be a capital where the word has none.
+        The first word also counts as known if it is known with a small first letter.
         """
         known = frozenset[str]().union(*self.words.values())
         found = WORD.findall(text)
@@ -102,23 +102,23 @@ class Pretrained:
         ]
 
     def trace(self, source: str, target: str) -> dict[str, Tensor]:
-        """Let the model read a pair, and return what each of its parts computes, by its name."""
+        """Run the model on a sentence pair, and return the output of every module by name."""
         batch = self.batch(source, target)
         return trace(self.model, batch)
 
 
 @torch.no_grad()
 def trace(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
-    """Let a model read a batch, and return the output of every module, by its name.
+    """Run a model on a batch, and return the output of every module by name.
 
     ``encoder.layers.0.self_attn.linears.0`` is the first encoder layer's queries before they are
     split into heads, ``encoder.layers.0.sublayer.0`` the residual stream after its attention,
-    ``generator.proj`` the logits ``(batch, n, vocabulary)``. The weights of an attention
-    ``(batch, h, n, m)`` stand under its name and ``.attn``.
+    ``generator.proj`` the logits ``(batch, n, vocabulary)``. The weights ``(batch, h, n, m)`` of an
+    attention module are stored under its name followed by ``.attn``.
 
     Args:
-        model: Is run in the mode that it is in.
-        batch: With a target, which the decoder reads.
+        model: The model, run in its current mode (training or evaluation).
+        batch: A batch with a target, which the decoder reads.
     """
     found: dict[str, Tensor] = {}
 
@@ -141,7 +141,7 @@ def trace(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
 
 
 def quantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return matrices as 8-bit integers with a scale for each row; vectors as they are."""
+    """Return matrices as 8-bit integers with a scale for each row; vectors stay in float32."""
     found = {}
     for name, tensor in weights.items():
         if tensor.dim() < 2:
@@ -154,7 +154,7 @@ def quantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def dequantise(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights in float32 that :func:`quantise` has stored."""
+    """Return the float32 weights that :func:`quantise` has stored."""
     found = {}
     for name, tensor in stored.items():
         if f"{name}.scale" in stored:
@@ -165,13 +165,13 @@ def dequantise(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_pretrained(folder: str | Path = FOLDER) -> Pretrained:
-    """Load the model that comes with the package; nothing in its files can run code.
+    """Load the model that comes with the package. Nothing in its files can run code.
 
     Args:
         folder: Where the files are.
 
     Raises:
-        PretrainedError: A file is missing or damaged.
+        PretrainedError: If a file is missing or damaged.
     """
     data = read_files(Path(folder))
     import safetensors.torch  # importing this module needs PyTorch alone
@@ -186,11 +186,11 @@ def load_pretrained(folder: str | Path = FOLDER) -> Pretrained:
 
 
 def build(data: Mapping[str, bytes], stored: Mapping[str, Tensor]) -> Pretrained:
-    """Return what the files say; any exception means that they are wrong.
+    """Build the model from the contents of its files; any exception means that one is damaged.
 
     Args:
         data: The contents of the files.
-        stored: The tensors of the last of them.
+        stored: The tensors of ``model.safetensors``.
     """
     from annotated_transformer.translation.tokenizers import BPETokenizer, tokenizer_from_json
 
@@ -199,11 +199,11 @@ def build(data: Mapping[str, bytes], stored: Mapping[str, Tensor]) -> Pretrained
         raise ValueError(f"format {config['format']!r} is unknown")
     tokenizer, sizes = tokenizer_from_json(data["tokenizer.json"].decode()), config["model"]
     if not isinstance(tokenizer, BPETokenizer):
-        raise ValueError("the tokenizer is of another kind")
+        raise ValueError("tokenizer.json holds no byte-pair encoding")
     model = build_model(len(tokenizer), len(tokenizer), ModelConfig(**sizes))
     weights, own = dequantise(stored), dict(model.named_parameters())
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
-        raise ValueError("the weights do not fit the configuration")
+        raise ValueError("the weights do not match config.json")
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(weights[name])
@@ -213,7 +213,7 @@ def build(data: Mapping[str, bytes], stored: Mapping[str, Tensor]) -> Pretrained
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the contents of the files, each compared with its digest."""
+    """Return the contents of the files, after comparing each with its SHA-256 digest."""
     try:
         sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace")
         lines = (line.split(maxsplit=1) for line in sums.splitlines())
@@ -226,13 +226,13 @@ def read_files(folder: Path) -> dict[str, bytes]:
         raise damaged(folder / SUMS, "not a list of digests") from None
     for name, content in data.items():
         if hashlib.sha256(content).hexdigest() != digests.get(name):
-            raise damaged(folder / name, f"its digest is not that in {SUMS}")
+            raise damaged(folder / name, f"its digest differs from that in {SUMS}")
     return data
 
 
-REMEDY = "install the package again"
+REMEDY = "reinstall annotated-transformer"
 
 
 def damaged(path: str | Path, reason: object) -> PretrainedError:
-    """Return the error for a file whose contents are wrong."""
+    """Return the error for a damaged file."""
     return PretrainedError(f"{path}: damaged ({reason}); {REMEDY}")

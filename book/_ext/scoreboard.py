@@ -13,6 +13,7 @@ directive ``{scoreboard}`` becomes a summary and one table for each section.
 
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -233,15 +234,23 @@ def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     if board is None or docname == board:
         return
     anchors = {cell.anchor: cell for cell in CELLS.by_page(app.env).get(docname, [])}
+    claims = load_claims()
     for node in list(doctree.findall(nodes.container)):
         for anchor in [name for name in node["ids"] if name in anchors]:
             cell = anchors[anchor]
             uri = app.builder.get_relative_uri(docname, board)
             row = f"{uri}#score-{cell.claim.replace('.', '-').lower()}"
             line = nodes.paragraph(classes=["claim-link"])
-            line += nodes.reference("", f"Claim {cell.claim}", refuri=row, internal=True)
+            words = link_text(claims[cell.claim])
+            line += nodes.reference("", words, refuri=row, internal=True)
             folded = node[0] if "checked" in tags_of(node) else node  # a proof with its link
             folded.insert(0, line)
+
+
+def link_text(claim: Claim, most: int = 90) -> str:
+    """Return what a link to a claim reads: its id, and what it says in about a line."""
+    plain = "".join(node.astext() for node in inline(claim.claim))
+    return textwrap.shorten(f"Claim {claim.id}: {plain}", most, placeholder=" …")
 
 
 def render(app: Sphinx, docname: str) -> Iterator[nodes.Node]:

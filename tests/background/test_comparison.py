@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from annotated_transformer.engine.sweep import load_grid
 from benchmarks.chapters import definitions
 from tests import claims
 
@@ -53,6 +54,12 @@ def test_price_in_updates() -> None:
     assert price([], 2.0) is None
 
 
+def grammar_alone(folder: Path) -> None:
+    """Copy the records of the grammar, and one of another kind, which marks the folder."""
+    shutil.copytree(RESULTS / "comparison", folder / "results" / "comparison")
+    shutil.copy(RESULTS / "lengths.json", folder / "results")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "status"),
     [
@@ -64,8 +71,15 @@ def test_price_in_updates() -> None:
     ],
 )
 def test_the_status_is_that_of_the_prices(
-    old: str, new: str, status: str, capsys: pytest.CaptureFixture[str]
+    old: str,
+    new: str,
+    status: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    grammar_alone(tmp_path)
     claims.run_claim(CHAPTER, "6.1e", (old, new))
     found = re.findall(r"^status: ([a-z ]+)", capsys.readouterr().out, re.MULTILINE)
     assert found == [status]
@@ -81,7 +95,7 @@ def test_a_record_of_another_model_does_not_move_the_level() -> None:
 
 QUICK = {"def update_seconds": "update_seconds = lambda model, n: 1.0\nLENGTHS, TOKENS = (8,), 8\n"
          "per_token = {name: (list(LENGTHS), [1.0]) for name in MODELS}",
-         "def operations": "work = dict.fromkeys(MODELS, 1e6)",
+         "def operations": "work = work_real = dict.fromkeys(MODELS, 1e6)",
          "def own_weights": "pass"}  # fmt: skip
 ADDED: dict[str, dict[str, Any]] = {
     "another seed, better": {"seed": 9, "better": 0.2, "seconds": 0.5},
@@ -120,3 +134,140 @@ def test_without_records_the_page_says_so(
     out = capsys.readouterr().out
     assert out.count(names["NO_RECORDS"]) == 1
     assert "status: not yet run" in out
+
+
+# --- on real text ----------------------------------------------------------------------------
+
+KINDS = {"rnn": "rnn-attention", "convolution": "convolution", "transformer": "transformer"}
+BEST = {"rnn": "rnn_250", "convolution": "convolution_1000", "transformer": "transformer_500"}
+Points = dict[str, tuple[float, float, float]]  # BLEU with a third and with all, price of a token
+EQUAL: Points = {kind: (20.0, 25.0, 1.0) for kind in KINDS}
+
+
+def write_sweeps(
+    folder: Path, points: Points, third: int = 3, full: int = 3, *, left_out: str = ""
+) -> None:
+    """Write both records; other rates than the best have a worse loss, and any BLEU."""
+    grids = {"architectures-third": (0, third, 566), "architectures": (1, full, 1700)}
+    for name, (place, seeds, updates) in grids.items():
+        rows: dict[str, Any] = {}
+        for row in load_grid(name).rows:
+            kind, best = row.split("_")[0], row in BEST.values()
+            bleu, price = points[kind][place], points[kind][2]
+            other = 90.0 if row.endswith("_125") else 1.0  # to mislead a choice by BLEU
+            count = seeds if best else 1 - place if seeds else 0
+            rows[row] = {"options": {}, "runs": {
+                str(s): {"loss": 2.0 - 0.5 * best, "bleu": bleu + 0.1 * s if best else other,
+                         "seconds": price * updates * (1 + 0.01 * s), "updates": updates}
+                for s in range(count)
+            }}  # fmt: skip
+        rows.pop(left_out, None)
+        record = {"kind": "sweep", "rows": rows}
+        record |= dict.fromkeys(("command", "commit", "date", "hardware", "search"), "")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def fair(
+    folder: Path, capsys: pytest.CaptureFixture[str], work: Points | None = None
+) -> tuple[str, str]:
+    """Run the page on the records there; return the status, and what it says of real text."""
+    capsys.readouterr()
+    prices = {KINDS[kind]: price for kind, (*_, price) in (work or EQUAL).items()}
+    counted = f"work = work_real = dict.fromkeys(MODELS, 1.0) | {prices}"
+    names = claims.run_page(CHAPTER, QUICK | {"def operations": counted})
+    rates = {row: KINDS[kind] for kind, row in BEST.items()}
+    assert not names["rated"] or {row: name for name, row in names["rated"].items()} == rates
+    out = capsys.readouterr().out
+    found = re.findall(r"^status: ([a-z ]+); Multi30k: ([a-z ]+)", out, re.MULTILINE)
+    ((status, on_text),) = found
+    return status, on_text
+
+
+@pytest.mark.parametrize(
+    ("points", "status"),
+    [
+        ({"transformer": (30, 31, 1)}, "holds at our scale"),
+        ({"transformer": (30, 31, 4)}, "not resolved"),  # better, but no longer cheaper
+        ({"transformer": (24, 31, 1)}, "not resolved"),  # ahead only with as many updates
+        ({"transformer": (30, 31, 1), "rnn": (20, 32, 1)}, "not resolved"),  # one rival of two
+        ({"convolution": (20, 30, 0.9)}, "does not hold at our scale"),
+        ({"convolution": (20, 30, 1.1)}, "not resolved"),  # better, and dearer
+        ({"convolution": (20, 20, 0.9)}, "not resolved"),  # cheaper, and worse
+        ({}, "not resolved"),
+    ],
+)
+def test_the_rule_on_real_text(
+    points: Points,
+    status: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sweeps(tmp_path / "results", EQUAL | points)
+    assert fair(tmp_path, capsys, EQUAL | points) == (status, status)
+
+
+def test_cheaper_by_both_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The clock alone settles nothing, in either direction."""
+    monkeypatch.chdir(tmp_path)
+    wins = EQUAL | {"transformer": (30.0, 31.0, 1.0)}
+    write_sweeps(tmp_path / "results", wins)
+    assert fair(tmp_path, capsys, wins)[1] == "holds at our scale"
+    assert fair(tmp_path, capsys, wins | {"transformer": (0, 0, 4.0)})[1] == "not resolved"
+    loses = EQUAL | {"rnn": (20.0, 30.0, 0.5)}
+    write_sweeps(tmp_path / "results", loses)
+    assert fair(tmp_path, capsys, loses)[1] == "does not hold at our scale"
+    assert fair(tmp_path, capsys, EQUAL)[1] == "not resolved"
+
+
+@pytest.mark.parametrize(
+    ("third", "full", "left_out", "status"),
+    [
+        (0, 0, "", "not yet run"),
+        (1, 0, "", "not yet run"),
+        (3, 0, "", "not yet run"),
+        (3, 3, "rnn_125", "not yet run"),  # a rate not tried could be the best
+        (1, 1, "", "not resolved"),  # one seed settles nothing
+        (3, 1, "", "not resolved"),
+        (2, 3, "", "holds at our scale"),
+    ],
+)
+def test_a_part_of_the_records(
+    third: int,
+    full: int,
+    left_out: str,
+    status: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    points = EQUAL | {"transformer": (30.0, 31.0, 1.0)}
+    write_sweeps(tmp_path / "results", points, third, full, left_out=left_out)
+    assert fair(tmp_path, capsys, points) == (status, status)  # and no grammar here
+
+
+def test_before_real_text_the_grammar_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    grammar_alone(tmp_path)
+    status, on_text = fair(tmp_path, capsys)
+    assert on_text == "not yet run"
+    assert status != "not yet run"
+    write_sweeps(tmp_path / "results", EQUAL | {"transformer": (30.0, 31.0, 1.0)})
+    assert fair(tmp_path, capsys) == ("holds at our scale", "holds at our scale")
+
+
+def test_both_grids_have_the_same_rows() -> None:
+    """A rate that was chosen with few updates can be trained with all."""
+    short, full = (load_grid(name) for name in ("architectures-third", "architectures"))
+    assert list(short.rows) == list(full.rows)
+    for row, options in short.rows.items():
+        assert options.model == full.rows[row].model
+        assert options.optim.peak == full.rows[row].optim.peak
+        assert options.optim.updates == full.rows[row].optim.updates // 3

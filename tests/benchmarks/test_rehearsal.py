@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from annotated_transformer.cli.main import main
 from annotated_transformer.cli.parsing import parse
 from annotated_transformer.engine.config import load_recipe
 from benchmarks import rehearsal
@@ -53,6 +54,21 @@ def test_a_run_that_ends_too_soon_is_an_error(tmp_path: Path) -> None:
         rehearsal.kill_at(command, tmp_path, 5, patience=30)
     with pytest.raises(rehearsal.RehearsalError, match="prepare: exit status 1"):
         rehearsal.run(command, "prepare")
+
+
+def test_the_score_is_that_of_the_authors_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = {"found": "a rich-coloured dog sleeps", "wanted": "a dark-coloured dog sleeps"}
+    for name, line in lines.items():
+        (tmp_path / name).write_text(line + "\n", encoding="utf-8")
+    words = ["--hypotheses", str(tmp_path / "found"), "--references", str(tmp_path / "wanted")]
+    assert main(["evaluate", *words, "--language", "en", "--protocols"]) == 0
+    # 5 of 6 tokens, then those after the wrong one: the compound is split
+    share = (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
+    assert rehearsal.score_of(capsys.readouterr().out) == pytest.approx(100 * share, abs=0.01)
+    with pytest.raises(rehearsal.RehearsalError, match="no score"):
+        rehearsal.score_of("nothing")
 
 
 def test_a_family_has_children_and_theirs() -> None:

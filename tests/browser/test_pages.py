@@ -21,6 +21,15 @@ WIDE, NARROW = 1280, 400
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
+def at_full_width(path: str, scheme: str) -> bool:
+    """Whether axe looks at a page at full width, or at the narrow one.
+
+    Axe is slow, so colours and widths are crossed, not multiplied: each page is seen in both
+    schemes and at both widths, and from page to page the pairs change places.
+    """
+    return (scheme == "light") == (PAGES.index(path) % 2 == 0)
+
+
 @contextmanager
 def opened(
     browser: Browser, site: str, path: str, scheme: Literal["light", "dark"] = "light"
@@ -138,18 +147,38 @@ def barriers(page: Page) -> list[str]:
     return found
 
 
+def tiny_letters(page: Page) -> list[str]:
+    """Return the figures that have shrunk until their letters are too small to be read.
+
+    Exponents and indices, less than ten pixels at full size, are not counted.
+    """
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll("main figure.computed svg")].flatMap((svg) => {
+          const box = svg.viewBox.baseVal, width = svg.getBoundingClientRect().width;
+          if (!box || !box.width || !width) return [];
+          const [full, now] = [svg.width.baseVal.value / box.width, width / box.width];
+          const sizes = [...svg.querySelectorAll("text, tspan")]
+            .map((e) => parseFloat(getComputedStyle(e).fontSize)).filter((s) => s * full >= 10);
+          const least = Math.min(...sizes) * now;
+          const name = svg.closest("figure").id;
+          return least < 8.2 ? [`letters of ${least.toFixed(1)} px in ${name}`] : [];
+        })"""
+    )
+    return found
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
 def test_page(browser: Browser, site: str, path: str, scheme: Literal["light", "dark"]) -> None:
     """No request leaves, the console is empty, and what should be drawn is."""
     with opened(browser, site, path, scheme) as (page, wrong):
         faults = untypeset(page) + dead_charts(page) + too_wide(page) + cut_off(page)
-        if scheme == "light":  # axe is slow: colours and widths are crossed, not multiplied
+        if at_full_width(path, scheme):
             faults += barriers(page)
         page.set_viewport_size({"width": NARROW, "height": 900})
         page.wait_for_timeout(450)  # the theme looks 300 ms later which boxes scroll
-        faults += [f"at {NARROW} px: {fault}" for fault in too_wide(page)]
-        if scheme == "dark":
+        faults += [f"at {NARROW} px: {fault}" for fault in too_wide(page) + tiny_letters(page)]
+        if not at_full_width(path, scheme):
             faults += [f"at {NARROW} px: {fault}" for fault in barriers(page)]
         assert wrong + faults == []
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
@@ -161,6 +190,15 @@ def test_entry_leads_to_the_book(browser: Browser, site: str) -> None:
     page.goto(f"{site}/index.html")
     page.wait_for_url(f"{site}/book/index.html")
     page.close()
+
+
+def test_axe_sees_each_page_in_both_schemes_and_widths() -> None:
+    seen = {(path, s, at_full_width(path, s)) for path in PAGES for s in ("light", "dark")}
+    assert {(s, wide) for _, s, wide in seen} == {
+        (s, wide) for s in ("light", "dark") for wide in (True, False)
+    }
+    for path in PAGES:
+        assert at_full_width(path, "light") != at_full_width(path, "dark")
 
 
 def test_something_was_tested() -> None:
@@ -181,6 +219,10 @@ BROKEN = {
     "pale": '<p style="color:#aaa">Pale words on a white page.</p>',
     "unnamed": '<button type="button"></button>',
     "twice": '<main><p id="one">One</p><p id="one">Two</p></main>',
+    "letters": (
+        '<main><figure class="computed" id="f"><svg viewBox="0 0 4000 50" width="4000" '
+        'style="max-width:100%"><text y="30" font-size="12">small</text></svg></figure></main>'
+    ),
     "wide": '<main><div style="width:3000px">wide</div></main>',
 }
 
@@ -194,7 +236,7 @@ def test_broken_page_is_noticed(browser: Browser, site: str, kind: str) -> None:
     path.write_text(body, encoding="utf-8")
     try:
         with opened(browser, site, f"_static/{path.name}") as (page, wrong):
-            checks = (untypeset, dead_charts, too_wide, cut_off, barriers)
+            checks = (untypeset, dead_charts, too_wide, cut_off, tiny_letters, barriers)
             found = wrong + [fault for check in checks for fault in check(page)]
     finally:
         path.unlink()

@@ -132,6 +132,28 @@ def picked_by_indices(scores: Tensor, log_probs: Tensor, beam: int) -> list[Tens
     return [scores[parents] + log_probs[parents, tokens], parents, tokens]
 
 
+def layers_by_graph(network: str, distance: int, k: int) -> int:
+    """Multiply boolean matrices until the last position has seen the first."""
+    n = distance + 1
+    seen, layers = torch.eye(n)[-1] > 0, 0
+    while not seen[0]:
+        gap = {"chain": 1, "windows": 1, "tree": k**layers, "clique": 1}[network]
+        width = {"chain": 2, "windows": k, "tree": k, "clique": n}[network]
+        back = torch.arange(n).unsqueeze(1) - torch.arange(n)  # from a query to a key
+        reads = (back >= 0) & (back % gap == 0) & (back // gap < width)
+        seen, layers = (seen.float() @ reads.float()) > 0, layers + 1
+    return layers
+
+
+def query_by_library(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return sdpa(query[None, None], keys[None], values[None])[0, 0]
+
+
+def average_by_adding(states: list[dict[str, Tensor]], k: int) -> dict[str, Tensor]:
+    chosen = states[max(0, len(states) - k) :]
+    return {name: sum(s[name] for s in chosen) / len(chosen) for name in chosen[0]}  # type: ignore[misc]
+
+
 OTHERS: list[tuple[str, Any]] = [
     ("attention", sdpa),
     ("layer_norm", norm_by_library),
@@ -155,6 +177,10 @@ OTHERS: list[tuple[str, Any]] = [
     ("lstm_step", lstm_by_library),
     ("causal_convolution", convolution_by_library),
     ("paired_interval", interval_by_library),
+    ("layers_to_reach", layers_by_graph),
+    ("one_query", query_by_library),
+    ("average_last", average_by_adding),
+    ("training_cost", lambda days, gpus, rate: rate * 1e12 * 86_400 * gpus * days),
     ("learning_rate", lambda s, d, w: d**-0.5 * min(1 / s**0.5, s / w**1.5)),
 ]
 

@@ -135,7 +135,7 @@ def test_damage_is_one_line(name: str, damage: Callable[[Path], Any], tmp_path: 
     with pytest.raises(PretrainedError) as error:
         load_pretrained(tmp_path / "copy")
     assert str(tmp_path / "copy") in str(error.value)
-    assert "install the package again" in str(error.value)
+    assert "reinstall annotated-transformer" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -168,9 +168,9 @@ def other_tokenizer(folder: Path) -> None:
         (with_config(format=9), "format 9"),
         (with_config(model={"h": 3, "d_model": 128}), "not a multiple of h=3"),
         (with_config(model={"colour": 1}), "colour"),
-        (with_config(model={"N": 1, "d_model": 128}), "do not fit"),
-        (other_tensors, "do not fit"),
-        (other_tokenizer, "of another kind"),
+        (with_config(model={"N": 1, "d_model": 128}), "do not match"),
+        (other_tensors, "do not match"),
+        (other_tokenizer, "no byte-pair encoding"),
         (lambda folder: (folder / "words.json").write_text("[1]"), "list"),
     ],
 )

@@ -1,0 +1,130 @@
+"""Exercises on paths through a network, on one query of attention, and on the cost of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from torch import Tensor
+
+from annotated_transformer.exercises.declare import Case, Draw, Exercise
+
+Gap = Callable[[int, int], int]  # from the layer, counted from 0, and the width to the dilation
+
+
+def layers_to_reach(
+    network: str, distance: int, k: int, *,
+    gap: Gap = lambda layer, k: k**layer, own: int = 1, short: int = 0,
+) -> int:  # fmt: skip
+    """Return the fewest steps in which information crosses a distance."""
+    if network == "chain":
+        return distance
+    if network == "clique":
+        return 1
+    layers = reach = 0
+    while reach < distance:
+        reach += (k - own) * (gap(layers, k) if network == "tree" else 1)
+        layers += 1
+    return layers - short if network in ("windows", "tree") and reach > distance else layers
+
+
+def _path_case(draw: Draw) -> Case:
+    network = draw.random.choice(["chain", "windows", "tree", "tree", "clique"])
+    return network, draw.integer(1, 60), draw.integer(2, 4)
+
+
+def _logarithm(network: str, distance: int, k: int) -> int:
+    return layers_to_reach(network, distance - (network == "tree" and distance > 1), k)
+
+
+def _crowd(network: str, distance: int, k: int) -> int:
+    return layers_to_reach("chain" if network == "clique" else network, distance, k)
+
+
+def _windowed(network: str, distance: int, k: int) -> int:
+    return layers_to_reach("windows" if network == "chain" else network, distance, k)
+
+
+PATHS: Final = Exercise(
+    layers_to_reach,
+    [("windows", 4, 3), ("tree", 8, 2), ("clique", 1000, 3)],
+    _path_case,
+    {
+        "a window of k tokens holds the token itself: a layer adds k - 1 positions":
+            partial(layers_to_reach, own=0),
+        "rounded down: a last layer that is only partly used is needed as well":
+            partial(layers_to_reach, short=1),
+        "the gaps of the tree double: they grow by the factor k":
+            partial(layers_to_reach, gap=lambda layer, k: 2**layer),
+        "off by one: L layers of the tree reach k ** L - 1 positions back, not k ** L": _logarithm,
+        "the tree is counted like plain windows": partial(layers_to_reach, gap=lambda *_: 1),
+        "the clique needs one step, however far apart the words are": _crowd,
+        "the chain has no windows: it takes a step for each position": _windowed,
+    },
+)  # fmt: skip
+
+
+def one_query(
+    query: Tensor, keys: Tensor, values: Tensor, *,
+    power: float = 0.5, softmax: bool = True, size: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Attend with one ``query (d,)`` to ``keys (m, d)``: the mean of ``values (m, d_v)``."""
+    scores = keys @ query / (size or len(query)) ** power
+    weights: Tensor = scores.softmax(0) if softmax else scores
+    return weights @ values
+
+
+def _query_case(draw: Draw) -> Case:
+    d, m = draw.integer(2, 5), draw.integer(2, 5)
+    return draw.normal(d), draw.normal(m, d), draw.normal(m, draw.integer(1, 4))
+
+
+ONE_QUERY: Final = Exercise(
+    one_query,
+    [_query_case(Draw(seed)) for seed in range(3)],
+    _query_case,
+    {
+        "scale missing: divide the scores by the root of d": partial(one_query, power=0.0),
+        "divided by d, not by its root": partial(one_query, power=1.0),
+        "divided by the root of the number of keys, not of the width d":
+            lambda q, k, v: one_query(q, k, v, size=len(k)),
+        "softmax missing": partial(one_query, softmax=False),
+        "sum, not mean: the softmax turns scores into weights that add up to one":
+            lambda q, k, v: (k @ q / len(q) ** 0.5).exp() @ v,
+        "the values weighted in proportion to the scores, without the exponential":
+            lambda q, k, v: one_query(q, k, v, softmax=False) / (k @ q / len(q) ** 0.5).sum(),
+    },
+)  # fmt: skip
+
+
+def training_cost(
+    days: float, gpus: int, teraflops: float, *, hours: float = 24, unit: float = 1e12
+) -> float:
+    """Return time × GPUs × sustained operations per second, as in Table 2."""
+    return days * hours * 3600 * gpus * teraflops * unit
+
+
+def _cost_case(draw: Draw) -> Case:
+    return draw.integer(1, 80) / 2, draw.integer(2, 96), draw.random.choice([2.8, 3.7, 6.0, 9.5])
+
+
+COST: Final = Exercise(
+    training_cost,
+    [(3.5, 8, 9.5), (1.0, 96, 2.8), (37.0, 8, 6.0)],
+    _cost_case,
+    {
+        "days taken for hours: a day has 24 of them": partial(training_cost, hours=1),
+        "minutes, not seconds: an hour has 3,600 seconds": partial(training_cost, hours=24 / 60),
+        "gigaflops: a teraflop is 1e12 operations": partial(training_cost, unit=1e9),
+        "teraflops not turned into operations: a teraflop is 1e12": partial(training_cost, unit=1),
+        "the cost of a single GPU": lambda days, gpus, rate: training_cost(days, 1, rate),
+    },
+)  # fmt: skip
+
+
+EXERCISES: Final = {
+    "layers_to_reach": PATHS,
+    "one_query": ONE_QUERY,
+    "training_cost": COST,
+}
