@@ -19,6 +19,7 @@ from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.records import CHOSEN, commit, processor, versions
 from annotated_transformer.engine.system import System, translate_lines
+from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.translation.evaluation import (
     by_length,
     paired_bootstrap,
@@ -41,6 +42,8 @@ def run(command: Ablation) -> int:
     path, bar = command.record or command.model / "ablation.json", not command.quiet
     check_target("--record", path)
     system = load_system(command.model, weights=WEIGHTS)
+    if is_parser(system.languages):
+        raise UsageError(f"{command.model}: is a parser; use the command evaluate")
     if (corpus := corpus_of(system)) not in TEST:
         raise UsageError(f"{command.model}: was trained on {corpus}; needs {', '.join(TEST)}")
     averaged = load_system(command.model, weights=AVERAGED)  # loaded early, in case it is missing

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from annotated_transformer.cli.options import Evaluate
-from annotated_transformer.cli.output import log, print_result, show_scores
-from annotated_transformer.cli.systems import TEST, corpus_of, load_split, open_system, test_split
+from annotated_transformer.cli.output import log, print_result, show_scores, show_tree_scores
+from annotated_transformer.cli.systems import (
+    TEST,
+    beam_and_alpha,
+    corpus_of,
+    load_split,
+    open_system,
+    test_split,
+)
 from annotated_transformer.data.corpora import ParallelText, read_parallel
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.parser import score_parser
 from annotated_transformer.engine.system import System, translate_lines
+from annotated_transformer.engine.treebanks import check_trees, is_parser
 from annotated_transformer.translation.evaluation import LANGUAGES, protocols, score
 
 
@@ -24,17 +33,27 @@ def run(command: Evaluate) -> int:
         raise UsageError(f"give a trained system's folder, or --hypotheses and --references{both}")
     if command.language is not None:
         raise UsageError("--language: only for two files; leave it out, a system has its own")
-    beam, alpha, bar = command.search.beam, command.search.alpha, not command.quiet
+    bar = not command.quiet
     system, weights = open_system(command.model, command.search)
+    beam, alpha = beam_and_alpha(command.search, system)
+    search = "greedy" if beam == 1 else f"beam {beam}, alpha {alpha:g}"
+    trees = is_parser(system.languages)
+    if trees and command.protocols:
+        raise UsageError("--protocols: not for a parser; leave it out")
     test = test_text(command, system)
     name = f"{test.name} {test.split}"
-    found = translate_lines(system, test.source, beam=beam, alpha=alpha, name=name, progress=bar)
-    search = "greedy" if beam == 1 else f"beam {beam}, alpha {alpha:g}"
-    show_scores(score(found, test.target, lowercase=system.lowercase), f"{name}, {search}")
-    if command.protocols:
-        show_protocols(found, test.target, test.languages[1])
+    if trees:
+        found = score_parser(system, test, beam=beam, alpha=alpha, progress=bar)
+        show_tree_scores(found, f"{name}, {search}")
+    else:
+        lines = translate_lines(
+            system, test.source, beam=beam, alpha=alpha, name=name, progress=bar
+        )
+        show_scores(score(lines, test.target, lowercase=system.lowercase), f"{name}, {search}")
+        if command.protocols:
+            show_protocols(lines, test.target, test.languages[1])
     if bar:
-        log(f"translated by {command.model / weights}")
+        log(f"{'parsed' if trees else 'translated'} by {command.model / weights}")
     return 0
 
 
@@ -74,7 +93,7 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
             if getattr(command, option) is not None:
                 raise UsageError(f"--test-files or --{option}, not both; leave one of them out")
         texts = read_parallel(*command.test_files, languages=system.languages, split="test")
-        return texts
+        return check_trees(texts) if is_parser(system.languages) else texts
     name = command.corpus or corpus_of(system)
     if name == "files":
         raise UsageError(

@@ -48,10 +48,10 @@ class Plot:
 class Search:
     """How to decode, and with which weights."""
 
-    beam: int = 4
-    """Beam size; 1 is greedy decoding."""
-    alpha: float = 0.6
-    """Length penalty of beam search, 0 to 10; higher values favour longer translations."""
+    beam: int | None = None
+    """Beam size (4 for translation, 21 for parsing); 1 is greedy decoding."""
+    alpha: float | None = None
+    """Length penalty of beam search, 0 to 10; higher favours longer outputs (0.6; parsing: 0.3)."""
     averaged: bool = False
     """Use the average of the last checkpoints, even if its validation loss is higher."""
     best: bool = False
@@ -76,8 +76,36 @@ class Translate:
 
 
 @dataclass(frozen=True)
+class Parse:
+    """Parse sentences into trees, with a system trained by train --corpus treebank."""
+
+    model: Positional[Path | None] = None
+    """Folder of a trained parser (that of train --corpus treebank by default)."""
+    input: Positional[Path] = Path("-")
+    """Text, one sentence per line; - is the standard input. It may be the only argument."""
+    sentence: str | None = None
+    """Parse this sentence, instead of a text."""
+    tokenized: bool = False
+    """The words of the text have blanks between them; plain text is split as in the treebank."""
+    free: bool = False
+    """Generate anything, and repair what is no tree over the words of its sentence."""
+    extra: int = 300
+    """Most symbols that a tree may have more than its sentence has tokens."""
+    format: Literal["text", "brackets", "svg"] = "text"
+    """Trees drawn as text, or in Penn brackets, one per line, or one tree as a picture."""
+    output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
+    """File for the trees; - is the standard output."""
+    search: Search = field(default_factory=Search)
+    quiet: bool = False
+    """Show no progress bar."""
+
+
+@dataclass(frozen=True)
 class Evaluate:
-    """Score a system on a split of a corpus, or a file against references, with sacreBLEU."""
+    """Score a system on a split of a corpus, or a file against references, with sacreBLEU.
+
+    A parser is scored by F1 of labelled brackets.
+    """
 
     model: Positional[Path | None] = None
     """Folder of a trained system."""
@@ -195,6 +223,6 @@ class Sweep:
 
 
 Command: TypeAlias = (
-    Train | Translate | Evaluate | Compare | Ablation | Average | Plot | Prepare | Sweep
+    Train | Translate | Parse | Evaluate | Compare | Ablation | Average | Plot | Prepare | Sweep
 )
 COMMANDS: tuple[type, ...] = get_args(Command)

@@ -108,6 +108,19 @@ def show_scores(scores: Mapping[str, Any], title: str) -> None:
     )
 
 
+def show_tree_scores(scores: Mapping[str, Any], title: str) -> None:
+    """Print a parser's scores, decoding freely and by constraint."""
+    count = scores["free"]["sentences"]
+    print_result(f"{title}, {count} sentence{'s' * (count != 1)}")
+    for name, found in scores.items():
+        print_result(
+            f"  {name}: F1 = {found['f1']:.2f} ({found['low']:.2f} to {found['high']:.2f}), "
+            f"precision {found['precision']:.2f}, recall {found['recall']:.2f}, "
+            f"exact {found['exact']:.2f}, well-formed {found['well_formed']:.2f}, "
+            f"tags {found['tags']:.2f}"
+        )
+
+
 def command_line() -> str:
     """Return the command line of this process."""
     return shlex.join([NAME, *sys.argv[1:]])

@@ -18,7 +18,15 @@ from typing import Annotated, Any, get_args, get_type_hints
 import tyro
 
 from annotated_transformer import __version__
-from annotated_transformer.cli.options import COMMANDS, Command, Evaluate, Prepare, Train, Translate
+from annotated_transformer.cli.options import (
+    COMMANDS,
+    Command,
+    Evaluate,
+    Parse,
+    Prepare,
+    Train,
+    Translate,
+)
 from annotated_transformer.cli.output import NAME, print_result
 from annotated_transformer.data.corpora import CORPORA, Preparation
 from annotated_transformer.data.files import parse_json
@@ -61,6 +69,7 @@ HINTS = get_type_hints(ModelOptions)
 CHOICES = {name: get_args(HINTS[name]) for name in ("preset", "architecture")}
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
 DECIDING = "recipe corpus pair preset architecture prepared train_files valid_files".split()
+MOST_EXTRA = 2**16  # as many as a model's positions
 SYSTEM = "corpus prepared split mirror beam alpha averaged best device".split()  # not for two files
 
 
@@ -184,7 +193,9 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
             refuse("has no effect with --tokenizer words; leave it out", "vocabulary")
     elif isinstance(command, Evaluate) and command.model is None and command.hypotheses:
         refuse("is for a system, not for two files", *SYSTEM)
-    if isinstance(command, Evaluate | Translate) and command.search.beam == 1:
+    if isinstance(command, Parse) and (command.extra < 1 or command.extra > MOST_EXTRA):
+        raise UsageError(f"--extra {command.extra}: must be at least 1 and at most {MOST_EXTRA}")
+    if isinstance(command, Evaluate | Parse | Translate) and command.search.beam == 1:
         refuse("has no effect with --beam 1; leave one of them out", "alpha")
 
 

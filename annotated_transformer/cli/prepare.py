@@ -11,6 +11,7 @@ from annotated_transformer.data.corpora import CORPORA, corpus_files, load_corpu
 from annotated_transformer.data.files import write_atomically
 from annotated_transformer.data.prepare import Files, check_preparation, prepare
 from annotated_transformer.engine.config import UsageError, flag
+from annotated_transformer.engine.treebanks import is_parser
 
 
 def run(command: Prepare) -> int:
@@ -21,6 +22,8 @@ def run(command: Prepare) -> int:
             raise UsageError(f"{flag(name)} {value}: must be above 0 and below 65536")
     if workers is not None and not 0 < workers <= 1024:
         raise UsageError(f"--workers {workers}: must be from 1 to 1024")
+    if is_parser(options.languages):
+        raise UsageError(f"--pair {options.pair}: for a parser, train with --train-files instead")
     check_preparation(command.out, options)  # before anything is downloaded
     check_mirror(command.corpus, command.mirror)
     files = own_files(command) if command.corpus == "files" else known_files(command)

@@ -36,22 +36,25 @@ from annotated_transformer.cli.output import (
     print_result,
     save_record,
 )
-from annotated_transformer.cli.systems import move
+from annotated_transformer.cli.systems import ALPHA, BEAM, move
+from annotated_transformer.data.corpora import language_codes
 from annotated_transformer.data.files import write_atomically
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
 from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.interruption import handling
+from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
+from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.records import commit, cores, processor, versions
 from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
 from annotated_transformer.engine.system import model_config, translate_lines
 from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.results.machine_translation import judge
 from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
 
-BEAM, ALPHA = 4, 0.6  # the paper's search
 PROBE = 20  # updates of the first run, from which the time of all is estimated
 RESULT, LOG = "result.json", "log.txt"
 
@@ -108,6 +111,8 @@ def open_record(path: Path, grid: Grid) -> dict[str, Any]:
     Raises:
         UsageError: It is no record of these runs.
     """
+    trees = any(is_parser(language_codes(each.data.pair)) for each in grid.rows.values())
+    beam, alpha = (TREE_BEAM, TREE_ALPHA) if trees else (BEAM, ALPHA)
     record: dict[str, Any] = {
         "kind": "sweep",
         "command": command_line(),
@@ -115,7 +120,7 @@ def open_record(path: Path, grid: Grid) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).date().isoformat(),
         "versions": versions(),
         "hardware": {"processor": processor()},
-        "search": {"beam": BEAM, "alpha": ALPHA},
+        "search": {"beam": beam, "alpha": alpha},
         "rows": {},
     }
     if path.exists():
@@ -238,20 +243,22 @@ def work(options: Options, folder: Path, threads: int) -> None:
 def measure(options: Options, folder: Path) -> dict[str, Any]:
     """Return what a record keeps of a finished run, scored with the paper's search."""
     record = json.loads((folder / "record.json").read_bytes())
+    valid = load_tensors(folder / best_weights(folder), verify=False)[1]["valid_loss"]
+    kept = {name: record[name] for name in ("parameters", "updates", "seconds", "flops")}
+    if is_parser(language_codes(options.data.pair)):  # scored when it was trained
+        ((test, scores),) = record["scores"].items()
+        seconds = sum(found["seconds"] for found in scores.values())
+        return {**kept, "search_seconds": seconds, "loss": valid, "split": test, **scores}
     system = load_system(folder)
     move(system, find_device(options.run.device))
-    valid = load_tensors(folder / best_weights(folder), verify=False)[1]["valid_loss"]
     texts = train.load_texts(options.data, bar=False, warn=False)
     test = train.test_text(options.data, texts, bar=False)
     start = time.perf_counter()
     found = translate_lines(system, test.source, beam=BEAM, alpha=ALPHA)
     counts = all_counts(found, test.target, lowercase=system.lowercase)
     return {
-        "parameters": record["parameters"],
-        "updates": record["updates"],
-        "seconds": record["seconds"],
+        **kept,
         "search_seconds": round(time.perf_counter() - start, 1),
-        "flops": record["flops"],
         "loss": valid,
         "bleu": round(float(bleu_of_counts(counts.sum(0))), 2),
         "counts": packed(counts),
@@ -274,19 +281,27 @@ def show_table(record: Mapping[str, Any]) -> None:
     if not rows:
         return
     base = next(iter(rows.values()))
-    print_result(f"{'row':12} {'parameters':>12} {'perplexity':>12} {'BLEU':>7}   against the base")
+    name = measured(next(iter(base.values())))[0]
+    head = f"{'row':12} {'parameters':>12} {'perplexity':>12} {name:>7}   against the base"
+    print_result(head)
     for row, runs in rows.items():
-        loss, bleu = (fmean(one[name] for one in runs.values()) for name in ("loss", "bleu"))
+        loss = fmean(one["loss"] for one in runs.values())
+        score = fmean(measured(one)[1] for one in runs.values())
         size = next(iter(runs.values()))["parameters"]
         both = [seed for seed in runs if seed in base]
         told = "" if runs is base else difference(base, runs, both)
-        print_result(f"{row:12} {size:12,} {math.exp(loss):12.3f} {bleu:7.2f}   {told}".rstrip())
+        print_result(f"{row:12} {size:12,} {math.exp(loss):12.3f} {score:7.2f}   {told}".rstrip())
+
+
+def measured(result: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the name of a run's score and its value: BLEU, or F1 of free decoding."""
+    return ("F1", result["free"]["f1"]) if "free" in result else ("BLEU", result["bleu"])
 
 
 def difference(base: Mapping[str, Any], runs: Mapping[str, Any], seeds: list[str]) -> str:
-    """Return the mean difference in BLEU over paired seeds, with its 95 % interval."""
-    found = [runs[seed]["bleu"] - base[seed]["bleu"] for seed in seeds]
+    """Return the mean difference in BLEU or F1 over paired seeds, with its 95 % interval."""
+    found = [measured(runs[seed])[1] - measured(base[seed])[1] for seed in seeds]
     if len(found) < 2:
         return ""
-    told = judge(found)
-    return f"{told.mean:+.2f} BLEU ({told.low:+.2f} to {told.high:+.2f})"
+    told, name = judge(found), measured(base[seeds[0]])[0]
+    return f"{told.mean:+.2f} {name} ({told.low:+.2f} to {told.high:+.2f})"

@@ -14,16 +14,20 @@ from annotated_transformer.engine.checkpoints import (
     best_weights,
     load_system,
 )
-from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.config import BUILT_IN, UsageError
+from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
+from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.system import System
+from annotated_transformer.engine.treebanks import TREEBANKS, is_parser, load_treebank
 from annotated_transformer.fast.products import prepare_cpu
 from annotated_transformer.pretrained import Pretrained, load_pretrained
 from annotated_transformer.translation.beam_search import check_search
 
 TEST = {  # the split that is scored by default
-    name: "test_2016_flickr" if name == "multi30k" else "test" for name in CORPORA
+    name: "test_2016_flickr" if name == "multi30k" else "test" for name in (*CORPORA, *TREEBANKS)
 }
+BEAM, ALPHA = 4, 0.6  # the paper's search, unless trees are wanted
 
 
 def test_split(corpus: Prepared) -> str:
@@ -40,16 +44,27 @@ def load_split(
         UsageError: There is no such corpus, or it needs no mirror.
         CorpusError: It has no such split, or is not available.
     """
-    if corpus not in CORPORA:
-        raise UsageError(f"--corpus {corpus}: choose among {', '.join(CORPORA)}")
+    if corpus not in TEST:
+        raise UsageError(f"--corpus {corpus}: choose among {', '.join(TEST)}")
     check_mirror(corpus, mirror)
+    if corpus in TREEBANKS:
+        return load_treebank(corpus, pair, split, mirror=mirror, size=size, progress=bar)
     return load_corpus(corpus, pair, split, mirror=mirror, size=size, progress=bar)
 
 
 def check_mirror(corpus: str, mirror: Path | None) -> None:
     """Raise UsageError for a mirror if the corpus needs no download."""
-    if mirror is not None and corpus in ("grammar", "files"):
+    if mirror is not None and corpus in (*BUILT_IN, "files"):
         raise UsageError(f"--mirror: --corpus {corpus} needs no download; leave it out")
+
+
+def beam_and_alpha(search: Search, system: System) -> tuple[int, float]:
+    """Return the beam and alpha of a search: the paper's where none are given (§6.1, §6.3)."""
+    trees = is_parser(system.languages)
+    usual = min(TREE_BEAM, len(system.tokenizers[1])) if trees else BEAM
+    other = TREE_ALPHA if trees else ALPHA
+    beam, alpha = search.beam, search.alpha
+    return usual if beam is None else beam, other if alpha is None else alpha
 
 
 def open_system(folder: Path, search: Search) -> tuple[System, str]:
@@ -90,7 +105,8 @@ def open_pretrained(search: Search) -> tuple[System, Pretrained]:
 def check_options(search: Search) -> str:
     """Return the device of a search; raise UsageError if it or the search is invalid."""
     try:
-        check_search(search.beam, search.alpha)
+        beam, alpha = search.beam, search.alpha
+        check_search(BEAM if beam is None else beam, ALPHA if alpha is None else alpha)
     except ValueError as error:
         raise UsageError(f"--{error}") from None
     return find_device(search.device)
@@ -98,7 +114,7 @@ def check_options(search: Search) -> str:
 
 def check_beam(search: Search, system: System) -> None:
     """Raise UsageError if the beam is larger than the vocabulary."""
-    if search.beam > (size := len(system.tokenizers[1])):
+    if (search.beam or 0) > (size := len(system.tokenizers[1])):
         raise UsageError(
             f"--beam {search.beam}: must be at most {size}, the size of the vocabulary"
         )

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.cli.options import Train
+from annotated_transformer.cli.options import Search, Train
 from annotated_transformer.cli.output import (
     NAME,
     check_target,
@@ -17,19 +17,29 @@ from annotated_transformer.cli.output import (
     print_error,
     save_record,
     show_scores,
+    show_tree_scores,
 )
-from annotated_transformer.cli.systems import TEST, load_split, test_split
+from annotated_transformer.cli.systems import TEST, beam_and_alpha, load_split, test_split
 from annotated_transformer.data.cleaning import corpus_warnings
 from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, best_weights, load_system
-from annotated_transformer.engine.config import DataOptions, Options, UsageError, defaults, flag
+from annotated_transformer.engine.config import (
+    BUILT_IN,
+    DataOptions,
+    Options,
+    UsageError,
+    defaults,
+    flag,
+)
 from annotated_transformer.engine.devices import describe_rate
+from annotated_transformer.engine.parser import score_parser
 from annotated_transformer.engine.processes import process_group
 from annotated_transformer.engine.records import make_record
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.engine.texts import Texts
 from annotated_transformer.engine.trainer import Trainer, check_world
+from annotated_transformer.engine.treebanks import check_trees, is_parser
 from annotated_transformer.fast.products import Products, prepare_cpu
 from annotated_transformer.translation.evaluation import score
 
@@ -66,10 +76,15 @@ def run(command: Train) -> int:
         trainer.system, state, scores, command_line(), pairs=pairs, processes=world.size
     )
     save_record(path, {**record, "weights": best_weights(folder)})  # those that translate uses
+    trees = is_parser(trainer.system.languages)
     for name, found in scores.items():
-        show_scores(found, f"{options.data.corpus} {name}, greedy")
+        title = f"{options.data.corpus} {name}"
+        if trees:
+            show_tree_scores(found, title)
+        else:
+            show_scores(found, f"{title}, greedy")
     log(f"the system is in {folder}, the record of its run in {path}")
-    log(f"next: {NAME} translate {shlex.quote(str(folder))} FILE")
+    log(f"next: {NAME} {'parse' if trees else 'translate'} {shlex.quote(str(folder))} FILE")
     return 0
 
 
@@ -90,12 +105,14 @@ def load_texts(data: DataOptions, bar: bool, *, warn: bool = True) -> Texts:
         pair = language_codes(data.pair)
         train = read_parallel(*data.train_files, languages=pair)
         valid = read_parallel(*data.valid_files, languages=pair, split="val")
+        if is_parser(pair):
+            train, valid = check_trees(train), check_trees(valid)
     else:
         train = load_split(
             data.corpus, data.pair, "train", mirror=data.mirror, size=data.size, bar=bar
         )
         valid = load_split(data.corpus, data.pair, "val", mirror=data.mirror, bar=bar)
-    if warn and data.corpus != "grammar":  # its short sentences recur by chance
+    if warn and data.corpus not in BUILT_IN:  # its short sentences recur by chance
         for warning in corpus_warnings(train, {"val": valid}):
             log(warning)
     return (train if data.size is None else train.head(data.size)), valid
@@ -156,8 +173,17 @@ def test_text(data: DataOptions, texts: Texts, bar: bool) -> ParallelText:
 
 
 def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:
-    """Score the best weights, and the averaged ones if they were requested."""
+    """Score the best weights, and the averaged ones if they were requested.
+
+    A parser takes minutes for the paper's search, so of its weights only the better ones are
+    scored, freely and by constraint.
+    """
     test, scores = test_text(trainer.options.data, texts, bar), {}
+    if is_parser(trainer.system.languages):
+        system = load_system(trainer.folder)
+        system.model.to(trainer.updater.precision.device)
+        beam, alpha = beam_and_alpha(Search(), system)
+        return {test.split: score_parser(system, test, beam=beam, alpha=alpha, progress=bar)}
     weights = {test.split: WEIGHTS}
     if trainer.options.optim.average:
         weights[f"{test.split}, averaged"] = AVERAGED

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from annotated_transformer.cli.options import Translate
+from annotated_transformer.cli.options import Parse, Translate
 from annotated_transformer.cli.output import STANDARD, check_target, log, write_output
-from annotated_transformer.cli.systems import open_pretrained, open_system
+from annotated_transformer.cli.systems import beam_and_alpha, open_pretrained, open_system
 from annotated_transformer.data.files import CorpusError, write_atomically
 from annotated_transformer.data.text import read_lines
+from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.system import translate_lines
+from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.pretrained import FOLDER, Pretrained
 
 BY = (
@@ -33,12 +35,13 @@ def run(command: Translate) -> int:
     else:
         system, weights = open_system(folder, search)
         by = str(folder / weights)
+        if is_parser(system.languages):
+            raise UsageError(f"{folder}: is a parser; use the command parse")
     lines, name = read_text(source, "" if folder else ", in German or English")
     terminal = sys.stderr is not None and sys.stderr.isatty()
     bar = not command.quiet and (terminal or not printed)
-    found = translate_lines(
-        system, lines, beam=search.beam, alpha=search.alpha, name=name, progress=bar
-    )
+    beam, alpha = beam_and_alpha(search, system)
+    found = translate_lines(system, lines, beam=beam, alpha=alpha, name=name, progress=bar)
     text = "".join(f"{line}\n" for line in found)
     if printed:
         write_output(text)
@@ -56,7 +59,7 @@ def files_of(folder: Path) -> Iterator[Path]:
     return (path for kind in ("json", "safetensors") for path in folder.glob(f"*.{kind}"))
 
 
-def places(command: Translate) -> tuple[Path | None, Path]:
+def places(command: Translate | Parse) -> tuple[Path | None, Path]:
     """Return the folder of the system, if given, and the text.
 
     A single argument that is a file is the text, because a system is a folder.

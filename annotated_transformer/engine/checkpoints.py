@@ -17,12 +17,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from annotated_transformer.data.files import FileError, parse_json, write_atomically
+from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.engine.config import check_sizes
 from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
 from annotated_transformer.engine.typed import typed
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.training.distributed import DistributedWorld, full_tensor, shard_like
-from annotated_transformer.translation.tokenizers import TokenizerError, load_tokenizer
+from annotated_transformer.translation.tokenizers import TokenizerError
 
 FORMAT = 2  # of a system's folder
 WEIGHTS = "model.safetensors"
@@ -207,7 +208,7 @@ def _load_description(folder: Path) -> System:
         check_sizes(vars(config))
         first, second = (str(language) for language in data["languages"])
         names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
-        loaded = [load_tokenizer(folder / name) for name in names]
+        loaded = [load_any_tokenizer(folder / name) for name in names]
         model = config.build(len(loaded[0]), len(loaded[-1]))
         tokenizers = loaded[0], loaded[-1]
         system = System(model.eval(), config, (first, second), tokenizers, dict(data["training"]))

@@ -36,9 +36,10 @@ class DataOptions:
     """The training data."""
 
     corpus: str = "grammar"
-    """grammar (built in), multi30k, iwslt2014, iwslt2016, iwslt2017, files or prepared."""
+    """grammar (built in), multi30k, iwslt2014, iwslt2016, iwslt2017, files or prepared; for a
+    parser treebank, or grammar-trees (built in)."""
     pair: str = "de-en"
-    """Source and target language, such as de-en."""
+    """Source and target language, such as de-en; en-trees for a parser."""
     tokenizer: Literal["bpe", "bpe-lower", "words"] = "bpe"
     """Byte-pair encoding shared by both languages, cased or lower-cased, or the words of each."""
     vocabulary: int = option(10_000, least=1, most=2**20)
@@ -197,7 +198,11 @@ LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {  # wording,
 }
 MOST = 2**31 - 1  # of integers, unless an option has its own limit
 MOST_WRITTEN = 200_000  # pairs of the grammar, which are generated at each start
-CORPORA = ("grammar", "multi30k", "iwslt2014", "iwslt2016", "iwslt2017", "files", "prepared")
+CORPORA = (
+    *("grammar", "multi30k", "iwslt2014", "iwslt2016", "iwslt2017", "files", "prepared"),
+    *("treebank", "grammar-trees"),
+)
+BUILT_IN = ("grammar", "grammar-trees")
 
 
 def check(options: Options) -> None:
@@ -257,9 +262,9 @@ def check_sources(data: DataOptions) -> None:
         raise UsageError(f"{missing} is missing: give two files, source and target")
     if data.corpus != "files" and files:
         raise UsageError(f"{flag(files[0])}: only for --corpus files, not {data.corpus}")
-    if data.mirror is not None and data.corpus in ("grammar", "files", "prepared"):
+    if data.mirror is not None and data.corpus in (*BUILT_IN, "files", "prepared"):
         raise UsageError(f"--mirror: --corpus {data.corpus} needs no download; leave it out")
-    if data.corpus == "grammar" and (data.size or 0) > MOST_WRITTEN:
+    if data.corpus in BUILT_IN and (data.size or 0) > MOST_WRITTEN:
         raise UsageError(f"--size: the grammar has at most {MOST_WRITTEN:,} pairs; ask for fewer")
 
 

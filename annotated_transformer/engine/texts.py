@@ -12,8 +12,10 @@ from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.data.symbols import SymbolTokenizer
 from annotated_transformer.data.text import MAX_SENTENCE
 from annotated_transformer.engine.config import DataOptions, OptimOptions, UsageError
+from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
@@ -29,6 +31,8 @@ Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]
 def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tokenizers:
     """Learn source and target tokenizers from a training text, or return a prepared corpus's.
 
+    A parser has sub-words or words for the sentence, and whole symbols for the tree.
+
     Raises:
         UsageError: The text has too few sub-words or too many different characters.
     """
@@ -36,15 +40,19 @@ def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tok
         return text.tokenizer, text.tokenizer
     if options.tokenizer == "words":
         first, second = text.languages
-        return WordTokenizer.train(text.source, first), WordTokenizer.train(text.target, second)
+        source = WordTokenizer.train(text.source, first)
+        if is_parser(text.languages):
+            return source, SymbolTokenizer.train(text.target)
+        return source, WordTokenizer.train(text.target, second)
     try:
-        sentences = itertools.chain(text.source, text.target)
+        other = () if is_parser(text.languages) else text.target
+        sentences = itertools.chain(text.source, other)
         lines = (line for line in sentences if len(line) <= MAX_SENTENCE)
         lowercase = options.tokenizer == "bpe-lower"
         shared = BPETokenizer.train(lines, options.vocabulary, lowercase=lowercase)
     except TokenizerError as error:
         raise UsageError(f"--vocabulary {options.vocabulary}: {error}") from None
-    return shared, shared
+    return shared, SymbolTokenizer.train(text.target) if is_parser(text.languages) else shared
 
 
 def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> TokenPairs:

@@ -15,7 +15,7 @@ from annotated_transformer.data.corpora import load_corpus
 from tests.cli.forks import Forks, Job
 
 NAME = "annotated-transformer"
-SHARED = ("run", "other", "text")
+SHARED = ("run", "other", "parser", "text")
 SIZES = (
     "--layers 1 --d-model 8 --d-ff 8 --heads 2 --vocabulary 300 --max-len 64 --updates 4 "
     "--warmup 2 --max-tokens 512 --average 2 --average-every 1 --log-every 1 --save-every 0 --quiet"
@@ -23,6 +23,10 @@ SIZES = (
 FILES = "--train-files @text/train.de @text/train.en --valid-files @text/valid.de @text/valid.en"
 TRAIN = f"train {FILES} {SIZES} --out run"
 PREPARE = f"prepare p {FILES} --vocabulary 300 --workers 1 --quiet"
+TREES = (
+    "train --pair en-trees --train-files @text/dogs.en @text/dogs.trees --valid-files "
+    f"@text/dogs.en @text/dogs.trees {SIZES.replace('300', '270')} --out parser"
+)
 TEXT = "Der Hund schläft .\n" * 8
 REMEDY = re.compile(  # words that tell what to do, or what is possible
     r"\b(?:must|download|redirect|reduce|remove|write|read|give|take|choose|check|see|mean|lower|raise|free|delete|move|mend|train|fetch|use|"
@@ -138,11 +142,14 @@ def build(forks: Forks, root: Path) -> str:
         ("should", valid.target),
     ):
         (text / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (text / "dogs.en").write_text("a dog sleeps .\nthe dog sleeps .\n" * 4)
+    (text / "dogs.trees").write_text("(S (NP DT NN )NP (VP VBZ )VP . )S\n" * 8)
     (text / "latin").write_bytes("für\n".encode("latin-1"))
     found = b""
     for line in (
         TRAIN,
         f"train {FILES} {SIZES} --out other --seed 1 --tokenizer bpe-lower",
+        TREES,
         "translate @run @text/is --beam 1 --quiet",
     ):
         case = Case(line, line, status=(0,), logs=True, writes=".*")
@@ -194,7 +201,7 @@ def execute(
         return Outcome(status, out, err.decode("utf-8", "backslashreplace"), sorted(changed))
     finally:
         if keep:
-            for name in ("run", "other"):
+            for name in ("run", "other", "parser"):
                 if (here / name).is_dir():
                     shutil.copytree(here / name, root / name)
         if (here / "closed").is_dir():

@@ -61,6 +61,7 @@ PLACES = {  # where a text is read: the words, and which of them it is
     "train, validation target": (TRAIN, 6),
     "translate": ("translate @run @text/is --beam 1 --quiet -o out", 2),
     "translate, without a folder": ("translate @text/is --beam 1 --quiet -o out", 1),
+    "parse": ("parse @parser @text/is --beam 1 --quiet -o out", 2),
     "evaluate, hypotheses": ("evaluate --hypotheses @text/is --references @text/is", 2),
     "evaluate, references": ("evaluate --hypotheses @text/is --references @text/is", 4),
     "compare, first": ("compare @text/is @text/is --references @text/is", 1),
@@ -77,7 +78,7 @@ def texts() -> Iterator[Case]:
     """Every bad text at every place where one is read."""
     for where, (line, number) in PLACES.items():
         command = where.split(",")[0]
-        kinds = {**BAD_TEXTS, **({} if command in ("translate", "recipe") else SHORT)}
+        kinds = {**BAD_TEXTS, **({} if command in ("translate", "parse", "recipe") else SHORT)}
         kinds |= BLANK if command in ("train", "prepare") else {}
         for kind, (path, make) in kinds.items():
             words = line.split()
@@ -99,6 +100,7 @@ def texts() -> Iterator[Case]:
 COMPLETE = {  # lines that work, but for what is added
     "train": TRAIN,
     "translate": "translate @run @text/is --quiet -o out",
+    "parse": "parse @parser @text/is --quiet -o out",
     "evaluate": "evaluate @run --corpus grammar",
     "compare": "compare @text/is @text/is --references @text/is",
     "ablation": "ablation @run",
@@ -180,6 +182,11 @@ train --recipe nothing                                  | nothing
 train --max-len 2 --size 50 --vocabulary 300 --quiet    | --max-len
 train --max-tokens 2 --size 50 --vocabulary 300 --quiet | --max-tokens
 train --vocabulary 5 --size 50 --quiet                  | --vocabulary
+train --corpus treebank --pair de-en                    | en-trees
+train --corpus treebank --mirror nowhere                | nowhere
+train --corpus grammar-trees --mirror m                 | --mirror
+train --pair en-trees                                   | en-trees
+prepare p --pair en-trees --train-files @text/dogs.en @text/dogs.trees --valid-files a b | --pair
 translate @run @text/is --quiet --averaged --best               | --averaged
 translate @run @text/is --quiet --beam 1 --alpha 1.5            | --alpha
 translate @run @text/is --quiet --beam 0                        | --beam
@@ -194,6 +201,26 @@ translate --best                                        | --best
 translate --beam 0                                      | --beam
 translate --beam 9999                                   | --beam
 translate @text/latin                                   | latin
+parse                                                   | --corpus treebank
+parse nowhere                                           | nowhere
+parse @run @text/is --quiet                             | treebank
+parse @text @text/is                                    | text
+parse @parser @text/latin                               | latin
+parse @parser @text/is --sentence dogs                  | --sentence
+parse @parser @text/is --extra 0                        | --extra
+parse @parser @text/is --beam 1 --alpha 1               | --alpha
+parse @parser @text/is --beam 999                       | --beam
+parse @parser @text/is --format svg                     | --format
+parse @parser @text/is --format html                    | --format
+parse @parser @text/is -o @parser/config.json           | config.json
+parse @parser @text/is --averaged --best                | --averaged
+translate @parser @text/is                              | parse
+ablation @parser                                        | evaluate
+evaluate @parser                                        | --test-files
+evaluate @parser --corpus grammar                       | en-trees
+evaluate @parser --corpus treebank --split nope         | nope
+evaluate @parser --corpus treebank --protocols          | --protocols
+evaluate @parser --test-files @text/dogs.en @text/is    | is, pair 1
 evaluate                                                | --hypotheses
 evaluate nowhere                                        | nowhere
 evaluate @run                                           | --test-files

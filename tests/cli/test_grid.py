@@ -167,6 +167,36 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     assert all(len(found["runs"]) == 2 for found in after["rows"].values())
 
 
+def test_a_sweep_of_parsers_measures_f1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for language, line in (("en", "a dog sleeps .\n"), ("trees", "(S DT NN (VP VBZ )VP . )S\n")):
+        path = tmp_path / f"dogs.{language}"
+        path.write_text(line * 12, encoding="utf-8")
+        files.append(str(path))
+    options = {**SIZES, "pair": "en-trees", "train_files": files, "valid_files": files}
+    grid = write_grid(tmp_path, options={**options, "vocabulary": 265})
+    out = tmp_path / "runs"
+    status, table, _ = told(capsys, grid, "--out", out, "--jobs", 2, "--quiet", "--seeds", 2)
+    assert status == 0
+    record = json.loads((out / "small.json").read_bytes())
+    assert record["search"] == {"beam": 21, "alpha": 0.3}
+    for row in record["rows"].values():
+        for run in row["runs"].values():
+            assert "bleu" not in run
+            assert run["split"] == "val"
+            for name in ("free", "constrained"):
+                found = run[name]
+                gold, test, matched = (
+                    sum(map(int, found[key].split())) for key in ("gold", "test", "matched")
+                )
+                assert gold == 12 * 2
+                assert found["f1"] == pytest.approx(200 * matched / (gold + test), abs=0.01)
+            assert run["search_seconds"] > 0
+    f1 = [run["free"]["f1"] for run in record["rows"]["A1"]["runs"].values()]
+    assert re.search(rf"^A1 .* {statistics.fmean(f1):.2f}   .*F1 \(", table, re.MULTILINE)
+    assert "BLEU" not in table
+
+
 def test_options_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = write_grid(tmp_path)
     for words, message in (

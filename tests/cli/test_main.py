@@ -50,7 +50,7 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "train, translate, evaluate, compare, ablation, average, plot, prepare"),
+        ("", "train, translate, parse, evaluate, compare, ablation, average, plot, prepare"),
         ("trian", "trian"),
         ("train --preset huge", "'huge'"),
         ("train --layers many", "--layers"),

@@ -9,7 +9,9 @@ from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import EOS
 
 
-def opinionated(seed: int = 0, ends: float = 0.0, size: int = 11, **options: Any) -> EncoderDecoder:
+def opinionated(
+    seed: int = 0, ends: float = 0.0, size: int | tuple[int, int] = 11, **options: Any
+) -> EncoderDecoder:
     """A model with opinions: its weights are large, so that outputs differ from each other."""
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {
@@ -21,7 +23,8 @@ def opinionated(seed: int = 0, ends: float = 0.0, size: int = 11, **options: Any
         "tie": "none",
         **options,
     }
-    made = make_model(size, size, **sizes).double().eval()
+    source, target = (size, size) if isinstance(size, int) else size
+    made = make_model(source, target, **sizes).double().eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(2)

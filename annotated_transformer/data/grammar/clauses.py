@@ -1,7 +1,8 @@
 """Phrases and clauses, generated in both languages from the same choices.
 
 Each choice gets a number, its *link*, and the words that express it in either language carry that
-link. Words with equal links are aligned.
+link. Words with equal links are aligned. English words also carry the brackets of the sentence's
+tree: each knows its part of speech, the constituents that it begins, and how many it ends.
 """
 
 import itertools
@@ -32,6 +33,9 @@ class Word(NamedTuple):
     text: str
     links: frozenset[int] = frozenset()
     antecedent: int | None = None  # the link of the noun that a pronoun refers to
+    tag: str = ""  # part of speech, in English, as in the Penn Treebank
+    opens: tuple[str, ...] = ()  # labels of the constituents that begin with it, the largest first
+    closes: int = 0  # constituents that end with it
 
 
 Words = tuple[Word, ...]
@@ -40,11 +44,40 @@ Order = Literal["first", "second", "last"]  # position of the finite verb in Ger
 NOTHING: Final[Both] = ((), ())
 COMMA: Final = Word(",")
 THING: Final = ("standing", "lying")  # the kinds of nouns that are things
+DAYS: Final = frozenset("yesterday today tomorrow".split())  # adverbs that are nouns
 
 
-def linked(text: str, *links: int) -> Words:
-    """Return the words of a text, all with the same links; an empty text has none."""
-    return tuple(Word(word, frozenset(links)) for word in text.split())
+def linked(text: str, *links: int, tags: str = "") -> Words:
+    """Return the words of a text, all with the same links; an empty text has none.
+
+    Args:
+        text: Words with blanks between.
+        links: Their links.
+        tags: A part of speech for each word, in English.
+    """
+    pairs = itertools.zip_longest(text.split(), tags.split(), fillvalue="")
+    return tuple(Word(word, frozenset(links), tag=tag) for word, tag in pairs if word)
+
+
+def constituent(label: str, words: Words) -> Words:
+    """Put a labelled bracket around words; no words have none."""
+    if not words:
+        return ()
+    opened = words[0]._replace(opens=(label, *words[0].opens)), *words[1:]
+    return *opened[:-1], opened[-1]._replace(closes=opened[-1].closes + 1)
+
+
+def stripped(words: Words) -> Words:
+    """Remove the largest bracket, which is around all of the words."""
+    first = words[0]._replace(opens=words[0].opens[1:]), *words[1:]
+    return *first[:-1], first[-1]._replace(closes=first[-1].closes - 1)
+
+
+def within(words: Words, more: Words, depth: int) -> Words:
+    """Add words at the end, inside the ``depth`` largest brackets that end there."""
+    last, end = words[-1], more[-1]
+    last, end = last._replace(closes=last.closes - depth), end._replace(closes=end.closes + depth)
+    return *words[:-1], last, *more[:-1], end
 
 
 class Writer:
@@ -58,10 +91,20 @@ class Writer:
         """Return True with the given probability."""
         return self.rng.random() < probability
 
-    def aligned(self, english: str, german: str) -> Both:
-        """Return a text in both languages, with a common link."""
+    def aligned(self, english: str, german: str, tags: str = "", *labels: str) -> Both:
+        """Return a text in both languages, with a common link.
+
+        Args:
+            english: Words with blanks between.
+            german: The same in German.
+            tags: Parts of speech of the English words.
+            labels: Brackets around the English words, the smallest first.
+        """
         link = next(self.links)
-        return linked(english, link), linked(german, link)
+        words = linked(english, link, tags=tags)
+        for label in labels:
+            words = constituent(label, words)
+        return words, linked(german, link)
 
 
 @dataclass(frozen=True)
@@ -78,7 +121,7 @@ class Phrase:
 
     def followed_by(self, english: Words, german: Words) -> "Phrase":
         """Return the phrase with words after its noun, the same in every case."""
-        in_english = {case: words + english for case, words in self.english.items()}
+        in_english = {c: constituent("NP", words + english) for c, words in self.english.items()}
         in_german = {case: words + german for case, words in self.german.items()}
         return replace(self, english=in_english, german=in_german)
 
@@ -140,7 +183,10 @@ def noun_phrase(
         article = "" if plural else "an" if (quality or named)[0] in "aeiou" else "a"
         fixed = {"def": "the", "mein": "my", "unser": "our", "none": ""}
         determined = english_number(number) if number else fixed.get(determiner, article)
-        return linked(determined, first) + linked(quality, second) + linked(named, head)
+        tag = "CD" if number else {"mein": "PRP$", "unser": "PRP$"}.get(determiner, "DT")
+        words = linked(determined, first, tags=tag) + linked(quality, second, tags="JJ")
+        words += linked(named, head, tags="NNS" if plural else "NN")
+        return constituent("NP", words)
 
     def german(case: Case) -> Words:
         determined, table = _german_determiner(determiner, number, case, gender)
@@ -165,12 +211,13 @@ def write_pronoun(writer: Writer, of: Phrase | None = None, which: str = "") -> 
     english, german = PRONOUNS["it" if thing else which], PRONOUNS[which]
     link = next(writer.links)
 
-    def word(text: str) -> Words:
-        return (Word(text, frozenset({link}), of.head if of else None),)
+    def word(text: str, tag: str = "") -> Words:
+        return (Word(text, frozenset({link}), of.head if of else None, tag),)
 
+    tag, label = ("WP", "WHNP") if which == "who" else ("PRP", "NP")
     cases, kind = CASES[:3], of.kind if of else "person"
-    in_english = {case: word(english["object"]) for case in cases}
-    in_english["nominative"] = word(english["english"])
+    in_english = {case: constituent(label, word(english["object"], tag)) for case in cases}
+    in_english["nominative"] = constituent(label, word(english["english"], tag))
     in_german = {case: word(german[case]) for case in cases}
     return Phrase(in_english, in_german, german["person"], german["gender"], kind, link, True)
 
@@ -235,38 +282,64 @@ def german_order(clause: Clause, order: Order) -> Words:
 def english_verb(clause: Clause, question: bool) -> tuple[Words, Words]:
     """Return auxiliaries and main verb; *do* is added where English needs it."""
     verb, person, (link, auxiliary) = clause.verb, clause.subject.person, clause.links
-    negation = linked("not", clause.negation[1]) if clause.negation else ()
+    negation = linked("not", clause.negation[1], tags="RB") if clause.negation else ()
+    finite = "VBD" if clause.tense == "past" else "VBZ" if person == "3" else "VBP"
     if clause.tense not in ("present", "past"):
-        modal = linked(AUXILIARIES["en", clause.tense][person], auxiliary)
-        return modal + negation, linked(verb.english if verb else "be", link)
+        tags = f"{finite} TO" if clause.tense == "want" else "MD"
+        modal = linked(AUXILIARIES["en", clause.tense][person], auxiliary, tags=tags)
+        return modal + negation, linked(verb.english if verb else "be", link, tags="VB RP")
     helped = question or clause.negation is not None
     if verb is None:
-        copula = linked(AUXILIARIES["en", f"be {clause.tense}"][person], link)
+        copula = linked(AUXILIARIES["en", f"be {clause.tense}"][person], link, tags=finite)
         return (copula + negation, ()) if helped else ((), copula)
     if helped:
-        helper = AUXILIARIES["en", f"do {clause.tense}"][person]
-        return linked(helper, link) + negation, linked(verb.english, link)
+        helper = linked(AUXILIARIES["en", f"do {clause.tense}"][person], link, tags=finite)
+        return helper + negation, linked(verb.english, link, tags="VB RP")
     present = verb.english_third if person == "3" else verb.english
-    return (), linked(verb.english_past if clause.tense == "past" else present, link)
+    text = verb.english_past if clause.tense == "past" else present
+    return (), linked(text, link, tags=f"{finite} RP")
 
 
-def english_order(clause: Clause, question: bool = False) -> Words:
-    """Write an English clause as a statement or as a yes-no question."""
+def english_predicate(clause: Clause, question: bool = False) -> tuple[Words, Words]:
+    """Return the auxiliaries, and the verb with what belongs to it; neither has its bracket."""
     helpers, main = english_verb(clause, question)
-    adverbs = {clause.position: clause.adverb[0]}
-    subject = clause.subject.english["nominative"]
-    start = helpers[:1] + subject + helpers[1:] if question else subject + helpers
-    rest, particle = main[:1], main[1:]  # throws the lamp away, but: throws away the lamp
-    if clause.verb is None and not helpers:  # is often happy, but: often laughs
-        rest += adverbs.get("early", ())
-    else:
-        start += adverbs.get("early", ())
+    rest, particle = main[:1], constituent("PRT", main[1:])  # throws the lamp away, but: away it
+    if clause.verb is None and not helpers and clause.position == "early":
+        rest += clause.adverb[0]  # is often happy, but: often laughs
     for phrase, case in clause.objects:
         words = phrase.english[case]
         rest += words + particle if phrase.pronoun else particle + words
         particle = ()
-    rest += particle + clause.complement[0]
-    return adverbs.get("front", ()) + start + rest + adverbs.get("late", ())
+    late = clause.adverb[0] if clause.position == "late" else ()
+    return helpers, rest + particle + clause.complement[0] + late
+
+
+def verb_phrase(helpers: Words, rest: Words) -> Words:
+    """Put brackets around a predicate: each verb governs what follows it."""
+    if not helpers:
+        return constituent("VP", rest)
+    inner = constituent("VP", rest) if rest and rest[0].tag == "VB" else rest
+    if helpers[-1].tag == "TO":  # wants to buy
+        inner = constituent("S", constituent("VP", helpers[-1:] + inner))
+        return constituent("VP", helpers[:-1] + inner)
+    return constituent("VP", helpers + inner)
+
+
+def english_order(clause: Clause, question: bool = False) -> Words:
+    """Write an English clause as a statement or as a yes-no question, with its brackets."""
+    helpers, rest = english_predicate(clause, question)
+    subject = clause.subject.english["nominative"]
+    front, early = (clause.adverb[0] if clause.position == p else () for p in ("front", "early"))
+    if question:
+        words = helpers[:1] + subject + helpers[1:] + early + constituent("VP", rest)
+        return constituent("SQ", front + words)
+    if clause.verb is None and not helpers:
+        early = ()  # stands after the verb
+    predicate = early + verb_phrase(helpers, rest)
+    if subject and subject[0].opens == ("WHNP",):  # who or that: the clause proper follows
+        outer, inner = ("SBARQ", "SQ") if clause.subject.pronoun else ("SBAR", "S")
+        return constituent(outer, front + subject + constituent(inner, predicate))
+    return constituent("S", front + subject + predicate)
 
 
 def write_clause(
@@ -284,7 +357,9 @@ def write_clause(
     fitting = [row for row in ADVERBS if tense in row["tenses"].split()]
     if adverb and fitting and not negation and writer.bernoulli(0.4):
         chosen = writer.rng.choice(fitting)
-        position, words = chosen["position"], writer.aligned(chosen["english"], chosen["german"])
+        tags = ("NN", "NP") if chosen["english"] in DAYS else ("RB", "ADVP")
+        position = chosen["position"]
+        words = writer.aligned(chosen["english"], chosen["german"], *tags)
         if position == "late" and writer.bernoulli(0.5):
             position = "front"
     links = next(writer.links), next(writer.links)
@@ -294,7 +369,7 @@ def write_clause(
 def described(writer: Writer, subject: Phrase, tense: str = "present", **options: Any) -> Clause:
     """Return a clause that gives the subject a quality, such as *is old*."""
     adjective = choose_adjective(writer, subject.kind)
-    complement = writer.aligned(adjective["english"], adjective["german"])
+    complement = writer.aligned(adjective["english"], adjective["german"], "JJ", "ADJP")
     return write_clause(writer, subject, None, tense=tense, complement=complement, **options)
 
 
@@ -311,14 +386,16 @@ def write_place(writer: Writer, motion: bool = False, at_thing: bool = False) ->
     preposition = linked(german, link)
     if joined := {("in", "dem"): "im", ("in", "das"): "ins"}.get((german, words[0].text)):
         preposition, words = linked(joined, link, *words[0].links), words[1:]
-    return linked(english, link) + phrase.english["dative"], preposition + words
+    place = constituent("PP", linked(english, link, tags="IN") + phrase.english["dative"])
+    return place, preposition + words
 
 
 def owned(writer: Writer, phrase: Phrase) -> Phrase:
     """Add an owner in the genitive, such as *the house of the king*."""
     owner = noun_phrase(writer, "person", determiners="def mein unser", plain=True)
     words = owner.english["nominative"]
-    return phrase.followed_by((Word("of", words[0].links), *words), owner.german["genitive"])
+    of = constituent("PP", (Word("of", words[0].links, tag="IN"), *words))
+    return phrase.followed_by(of, owner.german["genitive"])
 
 
 def related(writer: Writer, phrase: Phrase) -> Phrase:
@@ -327,18 +404,26 @@ def related(writer: Writer, phrase: Phrase) -> Phrase:
     thing, person = phrase.kind in THING, phrase.kind == "person"
     if thing or (person and writer.bernoulli(0.4)):
         word, case, kind = ("that", CASES[1], "thing") if thing else ("whom", CASES[2], "dative")
-        pronoun = writer.aligned(word, form("relative", case, phrase.gender))
+        tag = "WDT" if thing else "WP"
+        pronoun = writer.aligned(word, form("relative", case, phrase.gender), tag, "WHNP")
         clause = write_clause(writer, write_person(writer), choose_verb(writer, kind), tense=tense)
     else:
         pronoun, clause = NOTHING, _with_relative_subject(writer, phrase, tense)
     german = (COMMA, *pronoun[1], *german_order(clause, "last"), COMMA)
-    return phrase.followed_by(pronoun[0] + english_order(clause), german)
+    english = english_order(clause)
+    if pronoun[0]:  # otherwise it is the clause's subject
+        english = constituent("SBAR", pronoun[0] + english)
+    return phrase.followed_by(english, german)
 
 
 def _with_relative_subject(writer: Writer, phrase: Phrase, tense: str) -> Clause:
     """Write a clause whose subject is the relative pronoun of a phrase."""
     word = "who" if phrase.kind == "person" else "that"
-    english, german = writer.aligned(word, form("relative", "nominative", phrase.gender))
+    tag, german_word = (
+        "WP" if word == "who" else "WDT",
+        form("relative", "nominative", phrase.gender),
+    )
+    english, german = writer.aligned(word, german_word, tag, "WHNP")
     subject = replace(phrase, english={"nominative": english}, german={"nominative": german})
     if phrase.kind == "person" and writer.bernoulli(0.5):
         thing = noun_phrase(writer, *THING, determiners="def ein mein")

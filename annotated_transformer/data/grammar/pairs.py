@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from annotated_transformer.data.grammar.clauses import Word, Words, Writer, linked
+from annotated_transformer.data.grammar.clauses import (
+    Word,
+    Words,
+    Writer,
+    constituent,
+    linked,
+    within,
+)
 from annotated_transformer.data.grammar.lexicon import ADJECTIVES
 from annotated_transformer.data.grammar.sentences import Sentence, write_sentence
 
@@ -38,12 +45,15 @@ class Pair:
         german: The same in German.
         alignment: Pairs (English index, German index) of words that mean the same.
         coreferences: The pronouns with an antecedent in the sentence.
+        tree: The constituents of the English sentence, in the brackets and with the labels of
+            the Penn Treebank.
     """
 
     english: tuple[str, ...]
     german: tuple[str, ...]
     alignment: frozenset[tuple[int, int]]
     coreferences: tuple[Coreference, ...] = ()
+    tree: str = ""
 
     def words(self, language: str) -> tuple[str, ...]:
         """Return the words in ``en`` or ``de``."""
@@ -74,9 +84,25 @@ def _finish(words: Words, mark: Words) -> Words:
     return (kept[0]._replace(text=first[0].upper() + first[1:]), *kept[1:])
 
 
+def _tree(words: Words) -> str:
+    """Return the tree of a sentence's words, the last of which is its final mark."""
+    *inside, mark = words
+    depth = 0
+    for place, word in enumerate(inside):
+        depth += len(word.opens) - word.closes
+        if depth == 0 and place < len(inside) - 1:  # several clauses: a bracket around them
+            inside = list(constituent("S", tuple(inside)))
+            break
+    parts = []
+    for word in within(tuple(inside), (mark,), depth=1):
+        opened = "".join(f"({label} " for label in word.opens)
+        parts.append(f"{opened}({word.tag} {word.text})" + ")" * word.closes)
+    return " ".join(parts)
+
+
 def make_pair(sentence: Sentence, mark_link: int) -> Pair:
     """Turn linked words into a pair, aligned by equal links; the final mark gets its own."""
-    mark = linked(sentence[2], mark_link)
+    mark = linked(sentence[2], mark_link, tags=".")
     sides = _finish(sentence[0], mark), _finish(sentence[1], mark)
     alignment = frozenset(
         (i, j)
@@ -91,7 +117,7 @@ def make_pair(sentence: Sentence, mark_link: int) -> Pair:
         if word.antecedent is not None
     )
     english, german = (tuple(word.text for word in side) for side in sides)
-    return Pair(english, german, alignment, coreferences)
+    return Pair(english, german, alignment, coreferences, _tree(sides[0]))
 
 
 def split_of(pair: Pair) -> str:

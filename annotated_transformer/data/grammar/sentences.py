@@ -15,12 +15,15 @@ from annotated_transformer.data.grammar.clauses import (
     Words,
     Writer,
     choose_verb,
+    constituent,
     described,
     english_order,
     german_order,
     noun_phrase,
     owned,
     related,
+    stripped,
+    within,
     write_clause,
     write_person,
     write_place,
@@ -96,9 +99,17 @@ def _stated(clause: Clause) -> Sentence:
 
 
 def _joined(first: Clause, commas: Both, link: Both, second: Clause, order: Order) -> Sentence:
-    """Join a main clause and another clause with a conjunction."""
+    """Join a main clause and another clause with a conjunction.
+
+    A subordinate clause, whose verb is last in German, belongs to the first one's verb phrase.
+    """
+    english = english_order(first), english_order(second)
+    if order == "last":
+        both = within(english[0], constituent("SBAR", link[0] + english[1]), depth=2)  # S and VP
+    else:
+        both = english[0] + commas[0] + link[0] + english[1]
     return (
-        english_order(first) + commas[0] + link[0] + english_order(second),
+        both,
         german_order(first, "second") + commas[1] + link[1] + german_order(second, order),
         ".",
     )
@@ -142,9 +153,12 @@ def question(writer: Writer) -> Sentence:
         clause = action_clause(writer, person, adverb=False, tense=tense)
         if clause.negation and clause.negation[0] == "nicht":
             clause = replace(clause, negation=None)
-    english, german = writer.aligned(which if QUESTIONS[which] else "", QUESTIONS[which])
+    label, tag = ("WHNP", "WP") if which == "what" else ("WHADVP", "WRB")
+    asked = which if QUESTIONS[which] else ""
+    english, german = writer.aligned(asked, QUESTIONS[which], tag, label)
+    words = english + english_order(clause, question=True)
     return (
-        english + english_order(clause, question=True),
+        constituent("SBARQ", words) if english else words,
         german + german_order(clause, "first"),
         "?",
     )
@@ -154,9 +168,9 @@ def report(writer: Writer) -> Sentence:
     """Say what somebody says or asks; *dass* and *ob* send the verb to the end."""
     speaker, tense = write_person(writer), writer.rng.choice(["present", "past"])
     if writer.bernoulli(0.3):
-        verb, link = BY_STEM["fragen"], writer.aligned("whether", "ob")
+        verb, link = BY_STEM["fragen"], writer.aligned("whether", "ob", "IN")
     else:
-        verb, link = choose_verb(writer, "saying"), writer.aligned("that", "dass")
+        verb, link = choose_verb(writer, "saying"), writer.aligned("that", "dass", "IN")
     main = write_clause(writer, speaker, verb, tense=tense)
     said = action_clause(writer, write_person(writer))
     if said.position == "front":
@@ -178,7 +192,7 @@ def reason(writer: Writer) -> Sentence:
     if writer.bernoulli(0.25):  # an animal, alone in its sentence
         about = noun_phrase(writer, "animal")
         main = write_clause(writer, about, choose_verb(writer, "none"), tense=tense)
-    link, negation = writer.aligned(*writer.rng.choice(REASONS)), _negation(writer, 0.15)
+    link, negation = writer.aligned(*writer.rng.choice(REASONS), "IN"), _negation(writer, 0.15)
     again = write_pronoun(writer, of=about)
     return _joined(main, COMMAS, link, described(writer, again, tense, negation=negation), "last")
 
@@ -189,7 +203,9 @@ def condition(writer: Writer) -> Sentence:
     thing = noun_phrase(writer, *THING, determiners="def mein ein")
     while subject.gender == "n":
         subject = noun_phrase(writer, "person")
-    english, german = writer.aligned(*writer.rng.choice(CONDITIONS))
+    chosen = writer.rng.choice(CONDITIONS)
+    tags = ("WRB", "WHADVP") if chosen[0] == "when" else ("IN",)
+    english, german = writer.aligned(*chosen, *tags)
     verb = BY_STEM[writer.rng.choice(["sehen", "finden", "verlieren", "brauchen"])]
     first = write_clause(writer, subject, verb, (thing, "accusative"), tense="present")
     tense = writer.rng.choice(["present", "future", "can", "must"])
@@ -199,9 +215,10 @@ def condition(writer: Writer) -> Sentence:
     if writer.bernoulli(0.4):
         first = write_clause(writer, subject, choose_verb(writer, "none"), tense="present")
         then = action_clause(writer, write_person(writer), adverb=False, tense=tense)
-    commas = writer.aligned(",", ",")
+    commas = writer.aligned(",", ",", ",")
+    sooner = constituent("SBAR", english + english_order(first))
     return (
-        english + english_order(first) + commas[0] + english_order(then),
+        constituent("S", sooner + commas[0] + stripped(english_order(then))),
         german + german_order(first, "last") + commas[1] + german_order(then, "first"),
         ".",
     )
@@ -213,7 +230,7 @@ def contrast(writer: Writer) -> Sentence:
         about = noun_phrase(writer, *THING, "animal")
         first = described(writer, about)
         second = described(writer, write_pronoun(writer, of=about))
-        commas, link = writer.aligned(",", ","), writer.aligned("but", "aber")
+        commas, link = writer.aligned(",", ",", ","), writer.aligned("but", "aber", "CC")
         return _joined(first, commas, link, second, "second")
     person = write_person(writer)
     thing = noun_phrase(writer, *THING, determiners="def ein mein")
@@ -223,7 +240,12 @@ def contrast(writer: Writer) -> Sentence:
     it = write_pronoun(writer, of=thing)
     silent = replace(person, english={"nominative": ()}, german={"nominative": ()})
     second = write_clause(writer, silent, verbs[1], (it, "accusative"), tense=tense)
-    return _joined(first, NOTHING, writer.aligned("and", "und"), second, "second")
+    link = writer.aligned("and", "und", "CC")
+    _, german, mark = _joined(first, NOTHING, link, second, "second")
+    acts = (english_order(replace(clause, subject=silent)) for clause in (first, second))
+    one, other = map(stripped, acts)  # verb phrases
+    acts_joined = constituent("VP", one + link[0] + other)
+    return constituent("S", person.english["nominative"] + acts_joined), german, mark
 
 
 # A kind that is listed twice is chosen twice as often.

@@ -1,0 +1,365 @@
+"""Parsing with a trained system: sentences to trees by beam search, free or constrained (§6.3)."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from annotated_transformer.data.corpora import ParallelText
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.engine.system import System
+from annotated_transformer.fast.decoding import keep_decoder_weights, start_steps
+from annotated_transformer.fast.search import best_continuations
+from annotated_transformer.notation import EOS
+from annotated_transformer.results.parsing import (
+    Tree,
+    TreeConstraint,
+    delinearize,
+    score_tree,
+    tags,
+    well_formed,
+    with_tags,
+)
+from annotated_transformer.training.batches import token_batches
+from annotated_transformer.translation.beam_search import beam_search, check_search, stable_topk
+from annotated_transformer.translation.greedy import (
+    StartSteps,
+    Steps,
+    greedy_search,
+    output_limits,
+    rows_of,
+    rows_of_parents,
+)
+
+BEAM, ALPHA, EXTRA = 21, 0.3, 300  # the paper's search: symbols more than the sentence has tokens
+
+
+@dataclass(frozen=True)
+class Parse:
+    """What a parser makes of a sentence.
+
+    Attributes:
+        tree: A tree over exactly the sentence's words.
+        symbols: What the model generated.
+        well_formed: Whether that was such a tree before any repair.
+    """
+
+    tree: Tree
+    symbols: list[str]
+    well_formed: bool
+
+
+class ConstrainedSteps(Steps):
+    """Steps whose impossible continuations have no probability, whatever the model thinks.
+
+    The other probabilities stay as they are: they are not made to sum to 1 again, because then a
+    hypothesis whose likely continuations are all impossible would be rewarded.
+
+    Args:
+        steps: Those of the model.
+        constraint: What makes a tree.
+        words: Number of words of each sentence.
+        limits: Most symbols of each sentence's tree, the end symbol included.
+        beam: Hypotheses of each sentence.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        constraint: TreeConstraint,
+        words: Sequence[int],
+        limits: Sequence[int],
+        beam: int,
+    ) -> None:
+        self.steps, self.constraint, self.beam = steps, constraint, beam
+        bounds = zip(words, limits, strict=True)
+        self.bounds = [pair for pair in bounds for _ in range(beam)]  # of each row
+        self.prefixes: list[list[int] | None] = [[] for _ in self.bounds]  # None: cannot go on
+        self.allowed: Tensor | None = None
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Take the newest tokens ``(rows,)``; return log-probabilities ``(rows, vocab)``."""
+        log_probs = self.steps(tokens).log_softmax(-1)
+        if self.allowed is not None:
+            sound = self.allowed.gather(1, tokens.unsqueeze(1).to(self.allowed.device))
+            for row, (token, can) in enumerate(
+                zip(tokens.tolist(), sound[:, 0].tolist(), strict=True)
+            ):
+                prefix = self.prefixes[row]
+                grows = can and prefix is not None and token != EOS
+                self.prefixes[row] = [*prefix, token] if grows and prefix is not None else None
+        never = torch.zeros(log_probs.size(-1), dtype=torch.bool)
+        found = [
+            never if prefix is None else self.constraint.mask(prefix, *bound)
+            for prefix, bound in zip(self.prefixes, self.bounds, strict=True)
+        ]
+        self.allowed = torch.stack(found)
+        return log_probs.masked_fill(~self.allowed.to(log_probs.device), -torch.inf)
+
+    def _reorder(self, rows: Tensor) -> None:
+        numbers = rows.tolist()
+        self.prefixes = [self.prefixes[row] for row in numbers]
+        self.bounds = [self.bounds[row] for row in numbers]
+        if self.allowed is not None:
+            self.allowed = self.allowed[rows.to(self.allowed.device)]
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep the given sentences, in that order."""
+        self.steps.select(sentences)
+        self._reorder(rows_of(sentences, self.beam))
+
+    def follow(self, parents: Tensor) -> None:
+        """Go on from the hypotheses ``parents (sentences, beam)``."""
+        self.steps.follow(parents)
+        self._reorder(rows_of_parents(parents))
+
+
+def continue_as_given(log_probs: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the best continuations, like ``best_continuations``, without normalizing again."""
+    candidates = before.unsqueeze(2) + log_probs  # (sentences, beam, vocab)
+    best, places = stable_topk(candidates.flatten(1), log_probs.size(1))
+    return best, places // log_probs.size(2), places % log_probs.size(2)
+
+
+def constraint_of(system: System) -> TreeConstraint:
+    """Return the constraint of a parser's symbols."""
+    tokenizer = system.tokenizers[1]
+    return TreeConstraint(tokenizer.tokens(range(len(tokenizer))), EOS)
+
+
+def best_symbols(
+    system: System,
+    sources: list[list[int]],
+    words: list[int],
+    *,
+    beam: int = BEAM,
+    alpha: float = ALPHA,
+    extra: int = EXTRA,
+    constraint: TreeConstraint | None = None,
+    start: StartSteps = start_steps,
+) -> list[list[int]]:
+    """Return the best output for each source, without special symbols.
+
+    Args:
+        system: A parser.
+        sources: Tokens of each sentence.
+        words: Number of words of each sentence, for the constraint.
+        beam: Beam size; 1 is greedy decoding.
+        alpha: Strength of the length penalty.
+        extra: Most symbols that a tree has more than its sentence tokens.
+        constraint: Only trees over exactly these words; without it, anything.
+        start: What decodes: the fast steps, or the readable ones.
+    """
+    model, limit = system.model, system.config.max_len
+    begin: StartSteps = start
+    if constraint is not None:
+        limits = output_limits(model, sources, limit, extra)
+
+        def begin(model: Any, src: Tensor, mask: Tensor, beam: int) -> Steps:
+            return ConstrainedSteps(start(model, src, mask, beam), constraint, words, limits, beam)
+
+    if beam == 1:
+        return greedy_search(model, sources, limit, extra=extra, start=begin)
+    found = beam_search(
+        model,
+        sources,
+        beam=beam,
+        alpha=alpha,
+        max_len=limit,
+        extra=extra,
+        start=begin,
+        continuations=best_continuations if constraint is None else continue_as_given,
+    )
+    return [hypotheses[0].tokens for hypotheses in found]
+
+
+def parse_sentences(
+    system: System,
+    sentences: Sequence[Sequence[str]],
+    *,
+    beam: int = BEAM,
+    alpha: float = ALPHA,
+    extra: int = EXTRA,
+    constrained: bool = True,
+    max_tokens: int = 16384,
+    name: str = "input",
+    progress: bool = False,
+) -> list[Parse | None]:
+    """Parse sentences, each on its own; a sentence without words has no tree.
+
+    Args:
+        system: A trained parser.
+        sentences: The words of each.
+        beam: Beam size; 1 is greedy decoding.
+        alpha: Strength of the length penalty in beam search.
+        extra: Most symbols that a tree has more than its sentence tokens (§6.3).
+        constrained: Generate only trees with as many leaves as words. Otherwise anything is
+            generated, and repaired.
+        max_tokens: Maximum source tokens of a batch, over all hypotheses.
+        name: Name of the input in errors.
+        progress: Show a progress bar.
+
+    Raises:
+        CorpusError: A sentence is longer than the model's limit.
+        ValueError: The beam or alpha is out of range.
+    """
+    check_search(beam, alpha)
+    limit, ids = system.config.max_len - 1, encode_sentences(system, sentences, name)
+    full = [i for i, tokens in enumerate(ids) if tokens]
+    out: list[Parse | None] = [None] * len(sentences)
+    lengths, most = [(len(ids[i]) + 1, 0) for i in full], max(max_tokens // beam, limit + 1)
+    order = token_batches(lengths, most, shuffle=False)
+    constraint = constraint_of(system) if constrained else None
+    search: dict[str, Any] = {"beam": beam, "alpha": alpha, "extra": extra}
+    hidden = not progress or sys.stderr is None  # closed by the parent process
+    bar = tqdm(total=len(full), unit="sentence", disable=hidden, file=sys.stderr)
+    with bar, keep_decoder_weights(system.model):
+        for batch in order:
+            chosen = [full[int(i)] for i in batch]
+            sources, counts = [ids[i] for i in chosen], [len(sentences[i]) for i in chosen]
+            found = best_symbols(system, sources, counts, constraint=constraint, **search)
+            for i, tokens in zip(chosen, found, strict=True):
+                symbols, words = system.tokenizers[1].tokens(tokens), list(sentences[i])
+                out[i] = Parse(delinearize(symbols, words), symbols, well_formed(symbols, words))
+            bar.update(len(batch))
+    return out
+
+
+def encode_sentences(
+    system: System, sentences: Sequence[Sequence[str]], name: str
+) -> list[list[int]]:
+    """Return the tokens of each sentence.
+
+    Raises:
+        CorpusError: A sentence is longer than half of the model's limit, so that a tree over it
+            may not fit.
+    """
+    limit = system.config.max_len - 1
+    ids = [system.tokenizers[0].encode(" ".join(words)) for words in sentences]
+    for number, (tokens, words) in enumerate(zip(ids, sentences, strict=True), 1):
+        if 2 * max(len(tokens), len(words)) > limit:
+            raise CorpusError(
+                f"{name}, line {number}: {len(tokens)} tokens, too many for trees of at most "
+                f"{limit} symbols; split the line into sentences"
+            )
+    return ids
+
+
+# --- words of a plain text -------------------------------------------------------------------
+
+BRACKETS = {"(": "-LRB-", ")": "-RRB-", "{": "-LCB-", "}": "-RCB-", "[": "-LSB-", "]": "-RSB-"}
+SPLITS = (  # pattern, replacement: as in the Penn Treebank
+    (r'(^|[\s(\[{])"', r"\1 `` "),
+    (r'"', r" '' "),
+    (r"\.\.\.", " ... "),
+    (r"--+", " -- "),
+    (r"([;@#$%&?!\[\](){}])", r" \1 "),
+    (r"([,:])(?=\D|$)", r" \1 "),
+    (r"([^.\s])(\.)(['\")\]}\s]*)$", r"\1 \2 \3"),
+    (r"(?i)(\w)(n't)\b", r"\1 \2"),
+    (r"(?i)(\w)('(?:s|m|d|ll|re|ve))\b", r"\1 \2"),
+    (r"(\w)'(?=\s|$)", r"\1 '"),
+    (r"(?i)\b(can)(not)\b", r"\1 \2"),
+)
+
+
+def penn_words(text: str) -> list[str]:
+    """Split a plain sentence into words as the Penn Treebank does.
+
+    Punctuation, ``n't`` and ``'s`` are words of their own, double quotes become two single ones
+    that open or close, and brackets become ``-LRB-`` and so on. Words that are split already
+    stay as they are.
+    """
+    for pattern, replacement in SPLITS:
+        text = re.sub(pattern, replacement, text)
+    return [BRACKETS.get(word, word) for word in text.split()]
+
+
+# --- scores ----------------------------------------------------------------------------------
+
+
+def score_parser(
+    system: System, text: ParallelText, *, beam: int = BEAM, alpha: float = ALPHA, progress: bool
+) -> dict[str, dict[str, Any]]:
+    """Score a parser on a text, decoding freely and by constraint, see :func:`score_parses`."""
+    sentences = [line.split() for line in text.source]
+    golds = [
+        delinearize(line.split(), words) for line, words in zip(text.target, sentences, strict=True)
+    ]
+    label, scores = f"{text.name} {text.split}", {}
+    for name in ("free", "constrained"):
+        start = time.perf_counter()
+        found = parse_sentences(
+            system,
+            sentences,
+            beam=beam,
+            alpha=alpha,
+            constrained=name == "constrained",
+            name=label,
+            progress=progress,
+        )
+        seconds = round(time.perf_counter() - start, 1)
+        parses = [parse for parse in found if parse is not None]
+        search = {"beam": beam, "alpha": alpha, "seconds": seconds}
+        scores[name] = {**search, **score_parses(golds, parses)}
+    return scores
+
+
+def score_parses(golds: Sequence[Tree], parses: Sequence[Parse]) -> dict[str, Any]:
+    """Score parses against the treebank's trees, by labelled brackets.
+
+    Returns:
+        F1 with a 95 % interval (bootstrap over sentences), precision and recall in percent; the
+        share of sentences whose brackets are all right, of outputs that were well-formed before
+        repair, and of right tags, in percent; and the brackets of every sentence: ``matched``,
+        ``gold`` and ``test``, numbers with blanks between.
+    """
+    rows, right, words = [], 0, 0
+    for gold, parse in zip(golds, parses, strict=True):
+        wanted = tags(gold)
+        counts = score_tree(gold, with_tags(parse.tree, wanted))
+        rows.append((counts.matched, counts.gold, counts.test))
+        right += sum(map(str.__eq__, wanted, tags(parse.tree)))
+        words += len(wanted)
+    counted = np.array(rows)
+    low, high = f1_interval(counted)
+    percent = {
+        "f1": f1(counted.sum(0)),
+        "low": low,
+        "high": high,
+        "precision": float(counted[:, 0].sum() / max(1, counted[:, 2].sum())),
+        "recall": float(counted[:, 0].sum() / max(1, counted[:, 1].sum())),
+        "exact": float((counted == counted[:, :1]).all(1).mean()),
+        "well_formed": sum(parse.well_formed for parse in parses) / len(rows),
+        "tags": right / words,
+    }
+    return {
+        "sentences": len(rows),
+        **{name: round(100 * value, 2) for name, value in percent.items()},
+        **{
+            name: " ".join(map(str, column))
+            for name, column in zip(("matched", "gold", "test"), counted.T.tolist(), strict=True)
+        },
+    }
+
+
+def f1(counts: np.ndarray) -> float:
+    """Return F1 of ``matched, gold, test``: twice what matched, of all brackets of both."""
+    return float(2 * counts[0] / max(1, counts[1] + counts[2]))
+
+
+def f1_interval(counts: np.ndarray, samples: int = 1000) -> tuple[float, float]:
+    """Return the 95 % interval of F1 for ``counts (sentences, 3)``, by bootstrap."""
+    rng = np.random.default_rng(0)
+    drawn = counts[rng.integers(len(counts), size=(samples, len(counts)))].sum(1)  # (samples, 3)
+    low, high = np.quantile([f1(each) for each in drawn], (0.025, 0.975))
+    return float(low), float(high)

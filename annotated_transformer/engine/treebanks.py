@@ -1,0 +1,149 @@
+"""Treebanks as parallel text: a sentence, and its tree as a sequence of symbols (§6.3)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from annotated_transformer.data.archives import locate
+from annotated_transformer.data.corpora import SOURCES, ParallelText
+from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
+from annotated_transformer.results.parsing import (
+    Tree,
+    clean,
+    leaves,
+    linearize,
+    read_trees,
+    well_formed,
+)
+
+TREES = "trees"  # the target "language" of a parser
+LANGUAGES = ("en", TREES)
+FILES = {"train": (1, 159), "val": (160, 179), "test": (180, 199)}  # of the Penn sample
+TREEBANKS: dict[str, tuple[str, ...]] = {  # name: splits
+    "treebank": tuple(FILES),
+    "grammar-trees": tuple(GRAMMAR_SIZES),
+}
+
+
+def is_parser(languages: tuple[str, str]) -> bool:
+    """Whether a system of these languages writes trees."""
+    return languages[1] == TREES
+
+
+def load_treebank(
+    name: str,
+    pair: str = "en-trees",
+    split: str = "train",
+    *,
+    mirror: str | Path | None = None,
+    cache: str | Path | None = None,
+    size: int | None = None,
+    progress: bool = True,
+) -> ParallelText:
+    """Load a split of a treebank: words with blanks between, and linearised trees.
+
+    Args:
+        name: ``treebank``, the 199 files of the Wall Street Journal that NLTK distributes, split
+            by file (1 to 159, 160 to 179, 180 to 199); or ``grammar-trees``, those of the grammar.
+        pair: ``en-trees``.
+        split: ``train``, ``val`` or ``test``.
+        mirror: A folder with ``ptb/treebank.zip``, see ``fetch``.
+        cache: The folder for downloads, see ``fetch``.
+        size: Use only the first ``size`` trees.
+        progress: Show a progress bar while downloading.
+
+    Raises:
+        CorpusError: There is no such split, or the download failed.
+    """
+    if pair != "-".join(LANGUAGES):
+        raise CorpusError(f"{name}: no language pair {pair!r}; give {'-'.join(LANGUAGES)}")
+    if split not in TREEBANKS[name]:
+        raise CorpusError(f"{name}: no split {split!r}; choose among {', '.join(TREEBANKS[name])}")
+    if name == "treebank":
+        trees, origin = penn_trees(split, mirror, cache, progress), "Penn Treebank, NLTK's sample"
+    else:
+        trees, origin = grammar_trees(split, size), "written by the grammar, seed 0"
+    source, target = zip(*map(tree_lines, trees), strict=True)
+    checksums = tuple(
+        (f"{split}.{language}", hashlib.sha256("\n".join(side).encode()).hexdigest())
+        for language, side in zip(LANGUAGES, (source, target), strict=True)
+    )
+    text = ParallelText(name, split, LANGUAGES, source, target, origin, checksums)
+    return text if size is None else text.head(size)
+
+
+def penn_trees(
+    split: str, mirror: str | Path | None, cache: str | Path | None, progress: bool
+) -> list[Tree]:
+    """Return the trees of a split of the Penn sample, without traces and function tags."""
+    ((path, (size, digest, *urls)),) = SOURCES["treebanks"].items()
+    file = RemoteFile(path, tuple(urls), size, digest)
+    archive = fetch(file, mirror=mirror, cache=cache, progress=progress)
+    unpacked = Path(cache or cache_folder()) / "unpacked" / "treebank"
+    folder = locate(archive / "treebank/combined/wsj_0001.mrg", unpacked).parent
+    first, last = FILES[split]
+    names = (f"wsj_{number:04d}.mrg" for number in range(first, last + 1))
+    return [
+        tree
+        for name in names
+        for tree in cleaned((folder / name).read_text(encoding="utf-8"), name)
+    ]
+
+
+def cleaned(text: str, name: str) -> Iterator[Tree]:
+    """Yield the trees of a text in Penn brackets, without traces and function tags.
+
+    Raises:
+        CorpusError: The brackets are unbalanced.
+    """
+    try:
+        found = read_trees(text)
+    except ValueError as error:
+        raise CorpusError(f"{name}: {error}") from None
+    yield from (tree for tree in map(clean, found) if tree is not None)
+
+
+def grammar_trees(split: str, size: int | None) -> list[Tree]:
+    """Return the trees of the grammar's English sentences."""
+    return [read_trees(pair.tree)[0] for pair in grammar_pairs(split, size)]
+
+
+def tree_lines(tree: Tree) -> tuple[str, str]:
+    """Return a tree as two lines: its words, and its symbols."""
+    return " ".join(leaves(tree)), " ".join(linearize(tree))
+
+
+def check_trees(text: ParallelText) -> ParallelText:
+    """Return the text of someone's own files with linearised trees on the target side.
+
+    A target line has either symbols, or a tree in Penn brackets, which is cleaned and linearised.
+
+    Raises:
+        CorpusError: A line is not a tree over the words of its sentence.
+    """
+    target = []
+    for number, (source, line) in enumerate(text, 1):
+        symbols = own_symbols(line, source.split())
+        if symbols is None:
+            raise CorpusError(
+                f"{text.checksums[1][0]}, pair {number}: is no tree over the words of its "
+                "sentence; give Penn brackets, or symbols as (S (NP PRP )NP ... )S"
+            )
+        target.append(" ".join(symbols))
+    return replace(text, target=tuple(target))
+
+
+def own_symbols(line: str, words: Sequence[str]) -> list[str] | None:
+    """Return the symbols of a tree over these words; None if the line has no such tree."""
+    if well_formed(symbols := line.split(), words):
+        return symbols
+    try:
+        (tree,) = cleaned(line, "")
+    except ValueError:  # unbalanced, or not one tree
+        return None
+    return linearize(tree) if leaves(tree) == list(words) else None

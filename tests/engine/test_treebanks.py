@@ -1,0 +1,179 @@
+"""Treebanks as parallel text: from an archive, from the grammar, and from one's own files."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from annotated_transformer.cli.systems import load_split
+from annotated_transformer.data.archives import locate
+from annotated_transformer.data.corpora import ParallelText
+from annotated_transformer.data.downloads import DATA_VARIABLE
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.engine import treebanks
+from annotated_transformer.engine.config import CORPORA as CHOICES
+from annotated_transformer.engine.config import UsageError, defaults, load_recipe
+from annotated_transformer.engine.texts import learn_tokenizers
+from annotated_transformer.engine.treebanks import (
+    FILES,
+    LANGUAGES,
+    TREEBANKS,
+    check_trees,
+    is_parser,
+    load_treebank,
+)
+from annotated_transformer.notation import SPECIAL_TOKENS
+from annotated_transformer.results.parsing import delinearize, well_formed
+from tests.engine.parsers import expect, write_sample
+
+MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
+
+
+@pytest.fixture(autouse=True)
+def _no_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a mirror with an archive of the sample's shape."""
+    return write_sample(tmp_path / "mirror", monkeypatch)
+
+
+def test_the_splits_are_those_of_the_files(mirror: Path) -> None:
+    seen: list[int] = []
+    for split, (first, last) in FILES.items():
+        text = load_treebank("treebank", split=split, mirror=mirror)
+        numbers = [n for n in range(first, last + 1) for _ in range(n % 3 + 1)]
+        assert text.source == tuple(f"A dog{n} sleeps ." for n in numbers)
+        assert set(text.target) == {"(S (NP DT NN )NP (VP VBZ )VP . )S"}
+        assert (text.name, text.split, text.languages) == ("treebank", split, LANGUAGES)
+        seen += numbers
+    assert sorted(set(seen)) == list(range(1, 200))
+    short = load_split("treebank", "en-trees", "train", mirror=mirror, size=3, bar=False)
+    assert len(short) == 3
+
+
+def test_checksums_tell_texts_apart(mirror: Path) -> None:
+    one, other = (load_treebank("treebank", split=s, mirror=mirror) for s in ("val", "test"))
+    assert {name for name, _ in one.checksums} == {"val.en", "val.trees"}
+    assert one.checksums[0][1] != other.checksums[0][1]
+
+
+def test_an_archive_that_is_not_there_or_altered(
+    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = mirror / "ptb/treebank.zip"
+    archive.write_bytes(archive.read_bytes() + b"x")
+    with pytest.raises(CorpusError, match=r"treebank\.zip: altered or cut short"):
+        load_treebank("treebank", mirror=mirror)
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("treebank/combined/wsj_0001.mrg", "(S (NN a)")
+    expect(archive, monkeypatch)
+    with pytest.raises(CorpusError, match=r"wsj_0001\.mrg: line 1.*never closed"):
+        load_treebank("treebank", mirror=mirror)
+    monkeypatch.setattr("annotated_transformer.data.downloads.ATTEMPTS", 1)
+    with pytest.raises(CorpusError, match=r"download failed .*--mirror"):
+        load_treebank("treebank", cache=tmp_path / "cache", progress=False)
+
+
+def test_what_there_is_not() -> None:
+    with pytest.raises(CorpusError, match="no language pair 'de-en'; give en-trees"):
+        load_treebank("treebank", "de-en")
+    for name in TREEBANKS:
+        with pytest.raises(CorpusError, match=f"{name}: no split 'x'; choose among train, val, te"):
+            load_treebank(name, split="x")
+    with pytest.raises(UsageError, match=r"--corpus x: choose among .*treebank"):
+        load_split("x", "en-trees", "train", mirror=None, bar=False)
+    with pytest.raises(UsageError, match="--corpus grammar-trees needs no download"):
+        load_split("grammar-trees", "en-trees", "val", mirror=Path(), bar=False)
+
+
+def test_treebanks_are_corpora_with_recipes() -> None:
+    assert set(TREEBANKS) < set(CHOICES)
+    for name in TREEBANKS:
+        options = defaults({"corpus": name})
+        assert (options.data.corpus, options.data.pair) == (name, "-".join(LANGUAGES))
+    assert is_parser(LANGUAGES)
+    assert not is_parser(("de", "en"))
+
+
+def test_trees_of_the_grammar() -> None:
+    text = load_treebank("grammar-trees", split="val", size=50)
+    assert len(text) == 50
+    assert len(set(text.source)) == 50
+    for source, target in text:
+        assert well_formed(target.split(), source.split())
+        assert target.startswith(("(S ", "(SQ ", "(SBARQ "))
+    longer = load_treebank("grammar-trees", split="val", size=60)
+    assert longer.head(50).source == text.source
+
+
+def test_the_recipe_of_the_grammars_trees_fits_them() -> None:
+    text, options = load_treebank("grammar-trees", progress=False), load_recipe("grammar-trees")
+    source, target = learn_tokenizers(text, options.data)
+    assert len(source) == options.data.vocabulary
+    symbols = {symbol for line in text.target for symbol in line.split()}
+    assert set(target.tokens(range(len(SPECIAL_TOKENS), len(target)))) == symbols
+
+
+def text_of(*pairs: tuple[str, str]) -> ParallelText:
+    """Return a text of one's own."""
+    source, target = zip(*pairs, strict=True)
+    sums = (("a.en", ""), ("a.trees", ""))
+    return ParallelText("files", "train", LANGUAGES, source, target, "", sums)
+
+
+def test_own_trees_may_be_symbols_or_brackets() -> None:
+    words, symbols = "a dog sleeps", "(S (NP DT NN )NP (VP VBZ )VP )S"
+    brackets = "(TOP (S (NP-SBJ (DT a) (NN dog)) (VP (VBZ sleeps) (NP (-NONE- *T*)))))"
+    found = check_trees(text_of((words, symbols), (words, brackets), (words, f" {symbols} ")))
+    assert found.target == (symbols,) * 3
+    assert found.source == (words,) * 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a dog sleeps", "(S DT NN )S", "(S DT NN VBZ", "(S DT NN VBZ )NP", "( (S (DT a)",
+        "(S (DT a) (NN dog) (VBZ barks))", "(S (DT a)) (S (NN dog) (VBZ sleeps))",
+        "(S (-NONE- *))", "(S DT NN VBZ )S (S DT NN VBZ )S",
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_tree_is_named(line: str) -> None:
+    good = "a", "(NP DT )NP"
+    with pytest.raises(CorpusError, match=r"a\.trees, pair 2: is no tree .* give Penn brackets"):
+        check_trees(text_of(good, ("a dog sleeps", line)))
+
+
+@pytest.mark.skipif(not (MIRROR / "ptb").exists(), reason="needs the treebank sample")
+def test_the_sample_itself(tmp_path: Path) -> None:
+    sizes = {}
+    for split in FILES:
+        text = load_treebank("treebank", split=split, mirror=MIRROR, cache=tmp_path)
+        sizes[split] = len(text)
+        for source, target in text:
+            words, symbols = source.split(), target.split()
+            assert well_formed(symbols, words)
+            rest = {symbol for symbol in symbols if re.search("[-=]|[0-9]", symbol)}
+            assert rest <= {"-LRB-", "-RRB-"}  # no function tags, numbers or traces
+            assert str(delinearize(symbols, words)).count("(") == target.count("(") + len(words)
+    assert sum(sizes.values()) == 3914
+    assert sizes == {"train": 3396, "val": 273, "test": 245}  # counted by hand with grep
+
+
+def test_the_archive_is_unpacked_once(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked: list[Path] = []
+
+    def watched(path: Path, folder: Path) -> Path:
+        unpacked.append(path)
+        return locate(path, folder)
+
+    monkeypatch.setattr(treebanks, "locate", watched)
+    load_treebank("treebank", split="test", mirror=mirror)
+    assert len(unpacked) == 1
