@@ -67,4 +67,4 @@ class LearnedPositions(PositionalEncoding):
     def __init__(self, d_model: int, dropout: float, max_len: int = 5000) -> None:
         super().__init__(d_model, dropout, max_len=1)
         del self.pe
-        self.pe = nn.Parameter(torch.randn(1, max_len, d_model) * d_model**-0.5)
+        self.pe = nn.Parameter(torch.randn(1, max_len, d_model) * 0.5**0.5)

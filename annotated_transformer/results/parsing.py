@@ -238,35 +238,26 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class BracketCounts:
-    """What a scorer counts, in one sentence or in many; two counts can be added.
+class Counts:
+    """What a scorer counts, in one sentence or in many."""
 
-    Attributes:
-        matched: Brackets that are in both trees.
-        gold: Brackets of the treebank's trees.
-        test: Brackets of the parser's trees.
-        crossing: The parser's brackets that cross one of the treebank's.
-        words: Words that are scored, without punctuation.
-        tags: Words whose parts of speech agree.
-        exact: Sentences whose brackets are all right.
-        sentences: All sentences.
-        errors: Sentences left out because their scored words differ.
-        skipped: Sentences left out because the parser gave none.
-    """
+    matched: int = 0  # brackets that are in both trees
+    gold: int = 0  # brackets of the treebank's trees
+    test: int = 0  # brackets of the parser's trees
+    crossing: int = 0  # the parser's brackets that cross one of the treebank's
+    words: int = 0  # words that are scored, without punctuation
+    tags: int = 0  # of these, words whose parts of speech agree
+    exact: int = 0  # sentences whose brackets are all right
+    sentences: int = 0  # all sentences
+    errors: int = 0  # left out, because their scored words differ
+    skipped: int = 0  # left out, because the parser gave none
 
-    matched: int = 0
-    gold: int = 0
-    test: int = 0
-    crossing: int = 0
-    words: int = 0
-    tags: int = 0
-    exact: int = 0
-    sentences: int = 0
-    errors: int = 0
-    skipped: int = 0
+
+class BracketCounts(Counts):
+    """Counts of sentences, which can be added, and the shares that follow from them."""
 
     def __add__(self, other: BracketCounts) -> BracketCounts:
-        """Add up the counts."""
+        """Add up the counts of different sentences."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return BracketCounts(*(one + two for one, two in pairs))
 
@@ -312,13 +303,14 @@ def score_tree(gold: Tree, test: Tree | None, rules: Rules | None = None) -> Bra
 
     Args:
         gold: The treebank's tree.
-        test: The parser's tree; None if it gave none, which is skipped.
+        test: The parser's tree; None, or one without scored words, is skipped.
         rules: What to ignore; by default those of ``Rules``.
     """
-    if test is None:
-        return BracketCounts(sentences=1, skipped=1)
     rules = rules or Rules()
-    (right, words), (found, others) = brackets(gold, rules), brackets(test, rules)
+    right, words = brackets(gold, rules)
+    found, others = brackets(test, rules) if test else (Counter[Span](), [])
+    if not others:
+        return BracketCounts(sentences=1, skipped=1)
     if [word for word, _ in words] != [word for word, _ in others]:
         return BracketCounts(sentences=1, errors=1)
     return BracketCounts(
@@ -393,18 +385,19 @@ class Symbols:
             what = "tags, brackets that open and close, and most >= 1"
             raise ValueError(f"these symbols make no tree: give {what}")
 
-    def unfinished(self, prefix: Sequence[int], words: int) -> tuple[list[str], int, int]:
-        """Return what a prefix leaves open, words to come, and its last openings."""
-        open_, row, tags = list[str](), 0, 0
-        for symbol in prefix:
-            row = row + 1 if symbol in self.opening else 0
-            if row:
-                open_.append(self.opening[symbol])
-            elif symbol == self.closing.get(open_[-1] if open_ else ""):
-                open_.pop()
-            else:
-                tags += 1
-        return open_, words - tags, row
+
+def unfinished(known: Symbols, prefix: Sequence[int], words: int) -> tuple[list[str], int, int]:
+    """Return the open labels, words to come, and openings in a row at the end."""
+    opened, row, used = list[str](), 0, 0
+    for symbol in prefix:
+        row = row + 1 if symbol in known.opening else 0
+        if row:
+            opened.append(known.opening[symbol])
+        elif symbol == known.closing.get(opened[-1] if opened else ""):
+            opened.pop()
+        else:
+            used += 1
+    return opened, words - used, row
 
 
 class TreeConstraint(Symbols):
@@ -414,17 +407,16 @@ class TreeConstraint(Symbols):
         """Return which symbols may follow: boolean, shape ``(V,)``.
 
         Args:
-            prefix: Numbers of the symbols so far, each allowed where it stands.
+            prefix: The symbols so far, each allowed where it stands.
             words: Number of words of the sentence.
-            limit: Most symbols of the output, the end included: no bracket opens
-                that could not be closed by then.
+            limit: Most symbols, the end included: what opens can still close.
 
         Raises:
             ValueError: There are no words.
         """
         if words < 1:
             raise ValueError(f"{words} words: a tree needs at least one word")
-        open_, left, row = self.unfinished(prefix, words)
+        open_, left, row = unfinished(self, prefix, words)
         shortest = len(prefix) + left + len(open_) + 3  # if one more opens
         fits = limit is None or shortest <= limit or (not open_ and words > 1)
         allowed = torch.zeros(self.size, dtype=torch.bool)

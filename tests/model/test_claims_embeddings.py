@@ -13,7 +13,7 @@ BROKEN = [
     ("3.5c", "10000 ** (even / d_model)", "10000 ** (even / d_model) + position.sqrt()"),
     (  # positions that cannot learn and say nothing: no better than none
         "3.5d",
-        "nn.Parameter(torch.randn(1, max_len, d_model) * d_model**-0.5)",
+        "nn.Parameter(torch.randn(1, max_len, d_model) * 0.5**0.5)",
         "nn.Parameter(torch.zeros(1, max_len, d_model), requires_grad=False)",
     ),
     (  # angles without a rule: nothing to carry over to positions never trained

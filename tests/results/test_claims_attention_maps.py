@@ -175,7 +175,7 @@ def differences(run: dict[str, Any], claim: str) -> float:
     found: dict[str, float] = {
         "A.1": ahead("verb in two parts"),
         "A.2": min(ahead("it and its noun"), run["it and its noun"]["test"] - blind()),
-        "A.3": run["two heads"],
+        "A.3": run["two heads"] - max(run["article and noun"]["others"].values()),
         "4.h": min(map(ahead, ("translation", "article and noun", "verb in two parts"))),
     }
     return found[claim]

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.data.grammar.lexicon import NOUNS, PRONOUNS
 from annotated_transformer.notation import EOS, SPECIAL_TOKENS
+from annotated_transformer.pretrained import RUNNING
 from annotated_transformer.results.parsing import (
     BracketCounts,
     Rules,
@@ -279,6 +281,8 @@ GOLD = "(S (NP (DT the) (NN cat)) (VP (VBZ sees) (NP (DT the) (NN dog))) (. .))"
         ("(S (DT the) (NN cat) (VBZ sees) (DT the) (NN dog) (. .))", (1, 4, 1, 0)),
         ("(S (NP (NP (DT the) (NN cat))) (VP (VBZ sees) (NP (DT the) (NN dog))) (. .))",
          (4, 4, 5, 0)),  # a span is found as often as it is there
+        ("(S (NP (DT the) (NN cat)) (VP (VBZ sees) (NP (DT the) (NN dog))) (X (. .)))",
+         (4, 4, 4, 0)),  # nor does a bracket around nothing else
         ("(S (NP (DT the) (X (NN cat) (VBZ sees))) (NP (DT the) (NN dog)) (. .))", (2, 4, 4, 2)),
     ],
 )  # fmt: skip
@@ -301,6 +305,7 @@ def test_what_cannot_be_compared_is_left_out() -> None:
     assert errors == [BracketCounts(sentences=1, errors=1)] * 2
     assert score_tree(gold, None) == BracketCounts(sentences=1, skipped=1)
     assert score_tree(gold, with_tags(mistaken, tags(gold))).exact == 1
+    assert score_tree(gold, read("(S (. .))")) == BracketCounts(sentences=1, skipped=1)
     both = bracket_score([gold, gold, gold], [gold, fewer, None])
     assert both == BracketCounts(4, 4, 4, 0, 5, 5, 1, 3, 1, 1)
     assert BracketCounts().f1 == BracketCounts().recall == BracketCounts().precision == 0
@@ -393,6 +398,34 @@ def test_the_grammars_tags_are_those_of_its_lexicon() -> None:
             assert tag, (word, pair.tree)
             lower = word.lower() if place == 0 and word != "I" else word
             assert known.get(lower, tag) == tag, (word, tag)
+
+
+PARTS = {  # of each constituent of the grammar, as a linguist would list them
+    "S": r"(SBAR , |NP |ADVP )?NP (ADVP )?VP( \.)?|VP|S , CC S \.",
+    "SBAR": r"(IN|WHNP|WHADVP) S",
+    "SBARQ": r"(WHNP|WHADVP) SQ \.",
+    "SQ": r"(MD|VB[ZPD]) NP (RB )?VP( \.)?|VP",
+    "NP": r"PRP|(DT |PRP\$ |CD )?(JJ )?NNS?|NP (SBAR|PP)",
+    "VP": r"MD (RB )?VP|VB[ZPD] RB VP|TO VP|VB[ZP] S|VP CC VP"
+    r"|VB[ZPD]?( RB| ADVP)?( PRT)?( NP| ADJP){0,3}( PRT)?( PP)?( NP| ADVP)?( SBAR)?",
+    "PP": r"IN NP", "ADJP": r"JJ", "ADVP": r"RB", "PRT": r"RP", "WHNP": r"WP|WDT", "WHADVP": r"WRB",
+}  # fmt: skip
+
+
+def test_the_grammars_constituents_have_the_parts_of_a_grammar_of_english() -> None:
+    for pair in grammar_pairs("train", 2000):
+        for node, opens in walk(read(pair.tree)):
+            if opens and node.word is None:
+                parts = " ".join(c.label for c in node.children if isinstance(c, Tree))
+                assert re.fullmatch(PARTS[node.label], parts), (node.label, parts, pair.tree)
+
+
+def test_the_running_sentence_has_the_tree_that_we_drew_by_hand() -> None:
+    assert RUNNING.tree == (
+        "(S (NP (DT The) (NN baker)) (VP (VBZ throws) (PRT (RP away)) "
+        "(NP (PRP$ my) (JJ new) (NN newspaper)) "
+        "(SBAR (IN because) (S (NP (PRP it)) (VP (VBZ is) (ADJP (JJ wet)))))) (. .))"
+    )
 
 
 # --- where the licensed material is at hand --------------------------------------------------
