@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -50,8 +51,8 @@ def test_a_tree_as_svg() -> None:
     assert len({word.get("y") for word in words}) == 1
     places = [float(word.get("x") or 0) for word in words]
     width, height = (float(root.get(side) or 0) for side in ("width", "height"))
-    assert 0 < places[0]
-    assert all(b - a > 20 for a, b in zip(places, places[1:], strict=False))
+    assert places[0] > 0
+    assert all(b - a > 20 for a, b in itertools.pairwise(places))
     assert places[-1] < width
     assert max(float(label.get("y") or 0) for label in labels) < height
     middle = (places[0] + places[1]) / 2  # a noun phrase is above the middle of its words

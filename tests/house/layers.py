@@ -162,13 +162,14 @@ def long_cells(root: Path, pages: list[str]) -> Iterator[str]:
 def words(text: str) -> int:
     """Return how many words a reader reads before the exercises; a formula counts as one.
 
-    Options of directives, such as a box's line for the page of all boxes, are not on the page.
+    What is not on the page does not count: options of directives, such as a box's line for the
+    page of all boxes, targets of links, and the text alternative of a picture. Nor do citations.
     """
     story = text.partition("\n## Exercise")[0]
     for hidden in (r"\A---\n.*?\n---\n", r"^```\{code-cell\}.*?^```$"):
         story = re.sub(hidden, "", story, flags=re.DOTALL | re.MULTILINE)
     story = re.sub(r"\$\$.*?\$\$|\$[^$]*\$", " formula ", story, flags=re.DOTALL)
-    story = re.sub(
-        r"^(:::|```|:[a-z]+: ).*$|<[^>]*>|\{[a-z:]+\}(?=`)", "", story, flags=re.MULTILINE
-    )
+    story = re.sub(r"!\[[^\]]*\]\([^)]*\)|\{cite\}`[^`]*`", "", story)
+    unread = r"^(:::|```|:[a-z]+: |\([a-z0-9-]+\)=).*$|<[^>]*>|\{[a-z:]+\}(?=`)"
+    story = re.sub(unread, "", story, flags=re.MULTILINE)
     return sum(any(letter.isalnum() for letter in word) for word in story.split())

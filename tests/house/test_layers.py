@@ -48,9 +48,12 @@ def test_words_are_those_that_are_read() -> None:
     text = """---
 title: not read
 ---
+(sec-one)=
 # One title
 
-Two *words*, $a + b$ and {cite}`one`.
+Two *words*, $a + b$ and {cite}`one`; {eq}`one`.
+
+![Not read, but heard.](picture.svg)
 
 ```{code-cell}
 not = read
