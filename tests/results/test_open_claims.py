@@ -43,5 +43,5 @@ def test_every_command_of_the_scoreboard_exists() -> None:
     commands = [claim.command for claim in load_claims().values() if claim.command]
     assert commands
     assert [found for found in map(refused, commands) if found] == []
-    assert "--corpus treebank" in refused("annotated-transformer train --corpus treebank")
+    assert "--corpus nowhere" in refused("annotated-transformer train --corpus nowhere")
     assert refused("python -m benchmarks.no_such") == "no module benchmarks.no_such"
