@@ -49,6 +49,8 @@ def test_a_tree_as_svg() -> None:
     words = [label for label in labels if label.get("font-style") == "italic"]
     assert [word.text for word in words] == "The cat eats fish <&>".split()
     assert len({word.get("y") for word in words}) == 1
+    heights = [float(label.get("y") or 0) for label in labels if label not in words]
+    assert max(heights) < float(words[0].get("y") or 0)
     places = [float(word.get("x") or 0) for word in words]
     width, height = (float(root.get(side) or 0) for side in ("width", "height"))
     assert places[0] > 0

@@ -226,6 +226,8 @@ def well_formed(symbols: Sequence[str], words: Sequence[str]) -> bool:
 class Rules:
     """What the scorer ignores, and what it takes to be the same: those of COLLINS.prm.
 
+    The outer bracket without a label, as in the treebank's files, is ignored as well.
+
     Attributes:
         dropped: Labels of constituents and tags of words that do not count.
         labels: Labels and tags that are taken for others.
@@ -235,6 +237,9 @@ class Rules:
     dropped: frozenset[str] = frozenset(["", "TOP", "-NONE-", *", : `` '' .".split()])
     labels: Mapping[str, str] = field(default_factory=lambda: {"PRT": "ADVP"})
     words: Mapping[str, str] = field(default_factory=dict)
+
+
+COLLINS = Rules()
 
 
 @dataclass(frozen=True)
@@ -298,15 +303,14 @@ def brackets(tree: Tree, rules: Rules) -> tuple[Counter[Span], list[tuple[str, s
     return spans, kept
 
 
-def score_tree(gold: Tree, test: Tree | None, rules: Rules | None = None) -> BracketCounts:
+def score_tree(gold: Tree, test: Tree | None, rules: Rules = COLLINS) -> BracketCounts:
     """Compare a parser's tree with the treebank's, by the standard scorer's rules.
 
     Args:
         gold: The treebank's tree.
         test: The parser's tree; None, or one without scored words, is skipped.
-        rules: What to ignore; by default those of ``Rules``.
+        rules: What to ignore.
     """
-    rules = rules or Rules()
     right, words = brackets(gold, rules)
     found, others = brackets(test, rules) if test else (Counter[Span](), [])
     if not others:
@@ -332,7 +336,7 @@ def crosses(span: Span, others: Iterable[Span]) -> bool:
 
 
 def bracket_score(
-    golds: Sequence[Tree], tests: Sequence[Tree | None], rules: Rules | None = None
+    golds: Sequence[Tree], tests: Sequence[Tree | None], rules: Rules = COLLINS
 ) -> BracketCounts:
     """Return the counts of all sentences together; see ``score_tree``.
 
