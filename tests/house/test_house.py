@@ -50,6 +50,13 @@ def test_every_chapter_has_its_place() -> None:
     assert house.untidy(ROOT) == []
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Pytest imports them by name; those of the browser run by themselves."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    apart = {path.name for path in (ROOT / "tests" / "browser").glob("test_*.py")}
+    assert {name for name in names if names.count(name) > 1 + (name in apart)} == set()
+
+
 def test_every_claim_tag_is_sound() -> None:
     assert house.bad_claims(ROOT, CLAIMS) == []
 
