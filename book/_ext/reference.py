@@ -41,6 +41,8 @@ def modules() -> list[tuple[str, str]]:
         # What checks an exercise is a list of mistakes, which readers should not come upon.
         hidden |= path.parent.name == "exercises" and path.stem != "machinery"
         hidden |= path.parent.name == "cli"  # which has a chapter, and --help
+        # How the grammar makes its sentences has a chapter, too; what they are is in its pairs.
+        hidden |= path.parent.name == "grammar" and path.stem != "pairs"
         if name not in known and not hidden:
             found.append((name, ""))
     return found
