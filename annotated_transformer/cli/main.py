@@ -31,23 +31,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     occupy_streams()
-    with handling(stop):
+    received: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        received.append(number)
+        stop(number, frame)
+
+    with handling(note):
         try:
             return run(words)
         except KeyboardInterrupt as end:
-            again = "; run the same command to resume" if words[:1] in AGAIN else ""
-            if not follows():
-                tell(f"interrupted{again}")
-            return 128 + int(end.args[0] if end.args else signal.SIGINT)
+            return interrupted(words, int(end.args[0] if end.args else signal.SIGINT))
         except BrokenPipeError:  # the reader has stopped
             return 0
         except Exception as error:
+            if received:  # a library in compiled code made an error of the interruption
+                return interrupted(words, received[0])
             if (message := describe(error)) is None:
                 raise
             alike = isinstance(error, FloatingPointError) or type(error).__name__ == "UsageError"
             if not (alike and follows()):
                 tell(message)
             return 2
+
+
+def interrupted(words: Sequence[str], number: int) -> int:
+    """Say that a signal has ended the command, and return the exit status."""
+    if not follows():
+        again = "; run the same command to resume" if words[:1] in AGAIN else ""
+        tell(f"interrupted{again}")
+    return 128 + number
 
 
 def occupy_streams() -> None:

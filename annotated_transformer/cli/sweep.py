@@ -144,10 +144,12 @@ def cost(options: Options) -> float:
     config = model_config(options, shared=options.data.tokenizer != "words")
     optim = options.optim
     tokens = optim.updates * optim.accumulate * optim.max_tokens
-    if not isinstance(config, ModelConfig):  # its operations are not counted: its tokens stand in
-        return float(tokens)
-    step = training_flops(config, options.data.vocabulary, [SAMPLE], [SAMPLE])
-    return tokens / SAMPLE * step
+    vocab = options.data.vocabulary
+    if isinstance(config, ModelConfig):
+        return tokens / SAMPLE * training_flops(config, vocab, [SAMPLE], [SAMPLE])
+    with torch.device("meta"):  # a multiplication and an addition by each weight, three times
+        model = config.build(vocab, vocab)
+    return 6.0 * tokens * sum(parameter.numel() for parameter in model.parameters())
 
 
 def estimate(

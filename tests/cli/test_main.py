@@ -12,6 +12,7 @@ import pytest
 from annotated_transformer.cli import translate
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.parsing import unboxed
+from annotated_transformer.engine.checkpoints import CheckpointError
 from tests.cli.command import Capture, fails
 
 OUT_OF_MEMORY = "out of memory; reduce --max-tokens, --beam or the size of the model"
@@ -175,6 +176,22 @@ def test_what_ends_a_command(
     monkeypatch.setattr(translate, "open_system", fail)
     assert main(["translate", "m"]) == status
     assert capsys.readouterr().err == (f"annotated-transformer: {expected}\n" if expected else "")
+
+
+def test_a_signal_of_which_a_library_makes_an_error(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch turns what a handler raises while it looks at a storage into an error of its own."""
+
+    def load(*_: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise CheckpointError("m: damaged") from None
+
+    monkeypatch.setattr(translate, "open_system", load)
+    assert main(["translate", "m"]) == 143
+    assert capsys.readouterr().err == "annotated-transformer: interrupted\n"
 
 
 def test_under_torchrun_only_the_first_process_says_what_all_would(
