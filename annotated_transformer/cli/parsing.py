@@ -63,6 +63,9 @@ MEANT = {  # what other programs call it
         "--output": "--out --outfile",
         "--beam": "--num-beams --beam-size",
         "--n-best": "--nbest --num-return-sequences",
+        "--finetune-from": "--init --finetune --finetune-from-model --restore-file --train-from",
+        "--patience": "--early-stopping --early-stopping-patience",
+        "--best-metric": "--metric-for-best-model --best-checkpoint-metric --valid-metrics",
         "--sample": "--do-sample --sampling",
         "--seed": "--random-seed",
         "--ensemble": "--models",
@@ -72,7 +75,10 @@ MEANT = {  # what other programs call it
 HINTS = get_type_hints(ModelOptions)
 CHOICES = {name: get_args(HINTS[name]) for name in ("preset", "architecture")}
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-DECIDING = "recipe corpus pair preset architecture prepared train_files valid_files".split()
+DECIDING = (
+    "recipe corpus pair preset architecture prepared train_files valid_files finetune_from".split()
+)
+OF_WEIGHTS = "tokenizer vocabulary preset architecture".split()  # fine-tuning keeps them
 SAMPLING = "temperature top_k top_p seed".split()
 MOST_BEST = 1000
 MOST_EXTRA = 2**16  # as many as a model's positions
@@ -193,6 +199,8 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
     if isinstance(command, Train):
         check(command.options)
         check_sources(command.data)
+        if command.optim.finetune_from is not None:
+            refuse("comes with the weights of --finetune-from; leave it out", *OF_WEIGHTS)
         if not command.optim.average:
             refuse("has no effect without --average; give both", "average_every")
         if command.data.tokenizer == "words":

@@ -206,9 +206,7 @@ def places(command: Translate | Parse) -> tuple[Path | None, Path]:
     return path, command.input
 
 
-def warn_of_words(
-    pretrained: Pretrained, lines: Sequence[str], name: str, first: int = 1
-) -> None:
+def warn_of_words(pretrained: Pretrained, lines: Sequence[str], name: str, first: int = 1) -> None:
     """Report the words of a text that the package's model has never seen."""
     found = {number: pretrained.unknown(line) for number, line in enumerate(lines, first)}
     told = [(number, words) for number, words in found.items() if words]

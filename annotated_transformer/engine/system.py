@@ -258,7 +258,9 @@ def n_best_lines(
         return [[translation(system, each) for each in some] for some in found]
 
     room, blank = max_tokens // (beam if sampling is None else n_best), list[Translation]()
-    return decode_lines(system, lines, search, blank, room, name=name, first=first, progress=progress)
+    return decode_lines(
+        system, lines, search, blank, room, name=name, first=first, progress=progress
+    )
 
 
 def translation(system: System, found: Hypothesis) -> Translation:
