@@ -99,7 +99,7 @@ def diagnose(
     for _ in clean(*sides, report, replace(options or Preparation(), allow_drift=True)):
         pass
     if not report.pairs:
-        empty = target if report.dropped.get(ALONE) else source
+        empty = target if "source" in report.details.get(ALONE, "") else source
         raise CorpusError(f"{empty}: the file is empty; give one sentence per line")
     found = [
         Finding(kind, report.dropped[kind], report.lines_of[kind], report.details.get(kind, ""))

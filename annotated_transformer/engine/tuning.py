@@ -60,6 +60,4 @@ def check_sizes(system: System, options: Options, place: str) -> None:
     for name, own in vars(system.config).items():
         if name not in free and (given := getattr(wanted, name)) != own:
             option = flag(names.get({"layers": "N"}.get(name, name)) or name)
-            raise UsageError(
-                f"{option} {given}: {place} has {own}, which its weights need; give that"
-            )
+            raise UsageError(f"{option} {given}: {place} has {own}; leave it out")
