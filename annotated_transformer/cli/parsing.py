@@ -271,7 +271,7 @@ def commands_help() -> str:
         f"usage: {NAME} COMMAND [OPTIONS]\n\nTrain and use translation systems, as in "
         f"'Attention Is All You Need'.\n\ncommands:\n{rows}\n\n"
         f"{NAME} COMMAND --help lists the options of a command.\n"
-        f"{NAME} {COMPLETION} SHELL prints a completion script for bash or zsh."
+        f"For completion in bash (or zsh): source <({NAME} {COMPLETION} bash)"
     )
 
 

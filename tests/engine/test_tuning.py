@@ -90,10 +90,10 @@ def test_other_architectures_languages_and_tokenizers_are_refused(
 ) -> None:
     options, system = tuning(straight.folder), load_system(straight.folder)
     recurrent = replace(options, model=replace(Options().model, architecture="rnn"))
-    with pytest.raises(UsageError, match="--architecture rnn: .* is transformer; leave it out"):
+    with pytest.raises(UsageError, match=r"--architecture rnn: .* is transformer; leave it out"):
         Trainer(recurrent, tmp_path / "a", OTHER)
     turned = (load_corpus("grammar", "en-de", size=9), load_corpus("grammar", "en-de", "val"))
-    with pytest.raises(UsageError, match="--pair en-de: .* was trained for de-en"):
+    with pytest.raises(UsageError, match=r"--pair en-de: .* was trained for de-en"):
         Trainer(options.replace(pair="en-de"), tmp_path / "a", turned)
     files = {}
     for split, text in zip(("train", "val"), TEXTS, strict=True):
@@ -102,7 +102,7 @@ def test_other_architectures_languages_and_tokenizers_are_refused(
             path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
         files[split] = [(paths[0], paths[1])]
     corpus = prepare(tmp_path / "p", files, Preparation(vocabulary=290, max_len=128), workers=1)
-    with pytest.raises(UsageError, match="has another tokenizer than .*; give the files with"):
+    with pytest.raises(UsageError, match=r"has another tokenizer than .*; give the files with"):
         Trainer(options.replace(corpus="prepared"), tmp_path / "a", corpus)
     save_system(replace(system, training={}), tmp_path / "bare")  # nobody knows how it was trained
     assert Trainer(tuning(tmp_path / "bare"), tmp_path / "b", OTHER).train(progress=False)
