@@ -106,9 +106,8 @@ def texts() -> Iterator[Case]:
             words = line.split()
             words[number] = path
             names = re.split(r"[\n/]", path)[0] if path else "empty"
-            if (kind == "blank lines" and command != "score") or (
-                command == "prepare" and kind == "lone surrogates"
-            ):
+            dropped = {"prepare": ("blank lines", "lone surrogates"), "train": ("blank lines",)}
+            if kind in dropped.get(command, ()):
                 names = ""  # such lines are dropped, and nothing is left
             yield Case(
                 f"{where}: {kind}",
