@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,7 @@ def card(system: System, record: Mapping[str, Any] | None, use: str, lost: str) 
     config = system.config
     sizes = ", ".join(f"{name}={value}" for name, value in vars(config).items())
     rows = [f"- Parameters: {count_parameters(system.model):,}", f"- Sizes: {sizes}"]
-    rows += _of_record(record) if record else ["- There is no record of the run beside its weights"]
+    rows += _of_record(record) if record else ["- No record of its run was beside the weights"]
     languages = f"---\nlanguage:\n- {source}\n- {target}\npipeline_tag: translation\n---\n\n"
     return (
         f"{languages}# A Transformer from {source} to {target}\n\n"
@@ -218,5 +218,3 @@ def _of_record(record: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(scores, Mapping) and "bleu" in scores:
             yield f"- {name}: BLEU {scores['bleu']} (`{scores.get('bleu_signature')}`)"
 
-
-Use = Callable[[System, Path], str]

@@ -8,14 +8,16 @@ changes no result.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from annotated_transformer.data.files import FileError, parse_json
 from annotated_transformer.engine.checkpoints import damaged, load_weights, unreadable, weights_of
@@ -83,7 +85,8 @@ def export_huggingface(
     from transformers import PreTrainedTokenizerFast
 
     with whole_folder(out, to=TARGET, precision="float32") as folder:
-        their_model(system.model, config, len(tokenizer)).save_pretrained(folder)
+        with quiet():
+            their_model(system.model, config, len(tokenizer)).save_pretrained(folder)
         names = zip(("pad", "bos", "eos", "unk"), SPECIAL_TOKENS, strict=True)
         PreTrainedTokenizerFast(
             tokenizer_object=portable_tokenizer(tokenizer, ends=True),
@@ -93,6 +96,21 @@ def export_huggingface(
             **{f"{name}_token": token for name, token in names},
         ).save_pretrained(folder)
         (folder / "README.md").write_text(card(system, record, USE, LOST), encoding="utf-8")
+        shutil.copymode(folder / "README.md", folder / "model.safetensors")  # else for us alone
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let ``transformers`` draw no progress bars."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def their_model(model: EncoderDecoder, config: ModelConfig, vocab: int) -> PreTrainedModel:
@@ -178,8 +196,7 @@ def reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
         tensor: Its value.
         order: Which feature comes first, second, …: ``(d_model,)``.
     """
-    writes = (".linears.3.", ".w_2.", ".norm.")
-    if any(part in name for part in writes) or name.startswith(("encoder.norm", "decoder.norm")):
+    if any(part in name for part in (".linears.3.", ".w_2.", ".norm.")):
         return tensor[order]
     return tensor[:, order] if tensor.dim() == 2 else tensor
 
@@ -218,7 +235,8 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
     try:
         data = parse_json(path.read_bytes())
         config, vocabularies = _config_of(data, path)
-        special = SpecialIds(*(int(data[f"{name}_token_id"]) for name in ("pad", "decoder_start", "eos")))  # fmt: skip  # noqa: E501
+        names = ("pad", "decoder_start", "eos")
+        special = SpecialIds(*(int(data[f"{name}_token_id"]) for name in names))
         model = build_model(*vocabularies, config)
     except OSError as error:
         raise unreadable(path, error) from None
@@ -255,7 +273,8 @@ def _config_of(data: Mapping[str, Any], path: Path) -> tuple[ModelConfig, tuple[
             f"{path}: there is no activation {data['activation_function']!r} here; "
             f"choose a checkpoint with one of {', '.join(ACTIVATIONS)}"
         )
-    tied, shared = data.get("tie_word_embeddings", True), data.get("share_encoder_decoder_embeddings", True)  # fmt: skip  # noqa: E501
+    shared = data.get("share_encoder_decoder_embeddings", True)
+    tied = data.get("tie_word_embeddings", True)
     config = ModelConfig(
         N=data["encoder_layers"], d_model=data["d_model"], d_ff=data["encoder_ffn_dim"],
         h=data["encoder_attention_heads"], max_len=data["max_position_embeddings"],
@@ -285,13 +304,10 @@ def _ours(
     back, found = sines_first(config.d_model).argsort(), {}
     wanted = weights_of(model)
     for theirs, ours in their_names(config).items():
-        tensor = stored.get(theirs, shared if "embed_tokens" in theirs or "lm_head" in theirs else None)  # fmt: skip  # noqa: E501
-        if theirs == "final_logits_bias":
-            tensor = torch.zeros(1, 1) if tensor is None else tensor
-            tensor = tensor.flatten().expand(wanted[ours].shape) if tensor.numel() == 1 else tensor.flatten()  # fmt: skip  # noqa: E501
+        tensor = stored.get(theirs, shared if ours.endswith((".lut.weight", ".proj.weight")) else None)
+        if theirs == "final_logits_bias" and tensor is not None:
+            tensor = tensor.flatten()
         if ours in wanted and tensor is not None:
             found[ours] = reordered(ours, tensor, back)
     return found
 
-
-__all__ = ["export_huggingface", "load_marian", "nn"]

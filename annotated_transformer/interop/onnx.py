@@ -5,6 +5,7 @@ Both graphs are traced from the readable layer, so every Transformer of ours can
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,12 +97,18 @@ def _write(
     inputs: list[str], outputs: list[str], shapes: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Trace a module and write it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's, of its own internals
-        torch.onnx.export(
-            graph, sample, path, input_names=inputs, output_names=outputs, dynamic_shapes=shapes,
-            dynamo=True, verbose=False, external_data=4 * count_parameters(graph) > MOST_BYTES,
-        )  # fmt: skip
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it says which packages are not installed, and not needed
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's, of its own internals
+            torch.onnx.export(
+                graph, sample, path, input_names=inputs, output_names=outputs, verbose=False,
+                dynamic_shapes=shapes, external_data=4 * count_parameters(graph) > MOST_BYTES,
+            )  # fmt: skip
+    finally:
+        logger.setLevel(level)
 
 
 class EncoderGraph(nn.Module):
@@ -195,8 +202,11 @@ class OnnxTranslator:
             )
             for name in (ENCODER, DECODER)
         )
-        self.empty = {  # (0, h, 0, d) of each cache
-            x.name: np.zeros((0, x.shape[1], 0, x.shape[3]), np.float32)
+
+    def no_past(self, batch: int) -> dict[str, Any]:
+        """Return the caches before the first position, each ``(batch, h, 0, d)``."""
+        return {
+            x.name: np.zeros((batch, x.shape[1], 0, x.shape[3]), np.float32)
             for x in self.decoder.get_inputs()
             if x.name.startswith("past.")
         }
@@ -218,8 +228,7 @@ class OnnxTranslator:
             row[: len(ids)] = ids
         names = [output.name for output in self.encoder.get_outputs()]
         memory = dict(zip(names, self.encoder.run(None, {"source": source}), strict=True))
-        caches = {name: np.repeat(x, len(source), 0) if len(x) else
-                  np.zeros((len(source), *x.shape[1:]), x.dtype) for name, x in self.empty.items()}  # fmt: skip  # noqa: E501
+        caches = self.no_past(len(source))
         token, ended = np.full(len(source), BOS), np.zeros(len(source), bool)
         found: list[list[int]] = [[] for _ in sources]
         for position in range(int(limits.max())):
@@ -227,9 +236,8 @@ class OnnxTranslator:
             logits, *present = self.decoder.run(None, fed)
             token = logits.argmax(-1)
             ended |= (token == EOS) | (limits <= position)
-            for ids, one in zip((f for f, e in zip(found, ended, strict=True) if not e),
-                                token[~ended], strict=True):  # fmt: skip
-                ids.append(int(one))
+            for row in np.flatnonzero(~ended):
+                found[row].append(int(token[row]))
             if ended.all():
                 break
             caches = dict(zip(caches, present, strict=True))
