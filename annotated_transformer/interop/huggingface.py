@@ -253,6 +253,10 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
     except Exception as error:  # safetensors has exceptions of its own
         raise damaged(path, error) from None
     load_weights(model, _ours(stored, model, config), path)
+    back = sines_first(config.d_model).argsort()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(reordered(name, parameter, back))
     return model.eval(), special
 
 
@@ -299,15 +303,14 @@ def activate(model: EncoderDecoder, name: str) -> None:
 def _ours(
     stored: Mapping[str, Tensor], model: EncoderDecoder, config: ModelConfig
 ) -> dict[str, Tensor]:
-    """Return the parameters of our model from what a file holds; tied ones are stored once."""
-    shared = stored.get("model.shared.weight")
-    back, found = sines_first(config.d_model).argsort(), {}
+    """Return what a file holds under our names; it stores tied matrices once."""
+    shared, found = stored.get("model.shared.weight"), {}
     wanted = weights_of(model)
     for theirs, ours in their_names(config).items():
-        tensor = stored.get(theirs, shared if ours.endswith((".lut.weight", ".proj.weight")) else None)
+        matrix = ours.endswith((".lut.weight", ".proj.weight"))
+        tensor = stored.get(theirs, shared if matrix else None)
         if theirs == "final_logits_bias" and tensor is not None:
             tensor = tensor.flatten()
         if ours in wanted and tensor is not None:
-            found[ours] = reordered(ours, tensor, back)
+            found[ours] = tensor
     return found
-

@@ -14,6 +14,7 @@ from annotated_transformer.data.corpora import ParallelText, load_corpus
 from annotated_transformer.engine.system import System
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.model.transformer import ModelConfig, build_model
+from annotated_transformer.notation import PAD
 from annotated_transformer.pretrained import load_pretrained
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.translation.tokenizers import BPETokenizer
@@ -70,6 +71,12 @@ def small_texts(system: System) -> tuple[list[str], list[list[int]], list[list[i
         [one.encode(line) for line in text.source],
         [other.encode(line) for line in text.target],
     )
+
+
+def distance(found: Tensor, system: System, source: list[list[int]], target: list[list[int]]) -> float:
+    """Return the largest difference of logits ``(batch, n, vocabulary)`` to ours, padding apart."""
+    real = make_batch(source, target).tgt != PAD
+    return float((found - logits_of(system, source, target))[real].abs().max())
 
 
 @torch.no_grad()
