@@ -37,7 +37,7 @@ def run(command: Export) -> int:
     search = Search(device="cpu")
     system = open_pretrained(search)[0] if folder is None else open_system(folder, search)[0]
     if is_parser(system.languages):
-        raise UsageError(f"{folder}: is a parser; only translation systems can be exported, use one")
+        raise UsageError(f"{folder}: is a parser; give the folder of a translation system")
     module = import_module(f"annotated_transformer.interop.{command.to}")
     options = {"precision": command.precision} if command.to == "ctranslate2" else {}
     write = getattr(module, f"export_{command.to}")

@@ -217,4 +217,3 @@ def _of_record(record: Mapping[str, Any]) -> Iterator[str]:
     for name, scores in (record.get("scores") or {}).items():
         if isinstance(scores, Mapping) and "bleu" in scores:
             yield f"- {name}: BLEU {scores['bleu']} (`{scores.get('bleu_signature')}`)"
-

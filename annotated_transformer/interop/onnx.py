@@ -33,7 +33,7 @@ from annotated_transformer.model.multi_head import (
     padding_mask,
     split_heads,
 )
-from annotated_transformer.model.transformer import ModelConfig, count_parameters
+from annotated_transformer.model.transformer import count_parameters
 from annotated_transformer.notation import BOS, EOS, PAD
 
 TARGET = "onnx"
@@ -114,8 +114,8 @@ def _write(
 class EncoderGraph(nn.Module):
     """What is computed once for a sentence.
 
-    Inputs: ``source (batch, m)``, ids that end in the end symbol, padded. Outputs, for each layer of
-    the decoder: keys ``(batch, h, m, d_k)`` and values ``(batch, h, m, d_v)`` of the memory.
+    Inputs: ``source (batch, m)``, ids that end in the end symbol, padded. Outputs, for each layer
+    of the decoder: keys ``(batch, h, m, d_k)`` and values ``(batch, h, m, d_v)`` of the memory.
     """
 
     def __init__(self, model: EncoderDecoder) -> None:
@@ -136,9 +136,9 @@ class StepGraph(nn.Module):
     """One position of the decoder.
 
     Inputs: ``source`` as the encoder's, ``token (batch,)``, the newest tokens; keys and values of
-    the ``n`` positions before, ``(batch, h, n, d_k)`` and ``(batch, h, n, d_v)``, where ``n`` is 0 at
-    first; those of the memory. Outputs: ``logits (batch, vocabulary)``, and keys and values of all
-    ``n + 1`` positions.
+    the ``n`` positions before, ``(batch, h, n, d_k)`` and ``(batch, h, n, d_v)``, where ``n`` is 0
+    at first; those of the memory. Outputs: ``logits (batch, vocabulary)``, and keys and values of
+    all ``n + 1`` positions.
     """
 
     def __init__(self, model: EncoderDecoder) -> None:

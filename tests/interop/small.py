@@ -73,7 +73,9 @@ def small_texts(system: System) -> tuple[list[str], list[list[int]], list[list[i
     )
 
 
-def distance(found: Tensor, system: System, source: list[list[int]], target: list[list[int]]) -> float:
+def distance(
+    found: Tensor, system: System, source: list[list[int]], target: list[list[int]]
+) -> float:
     """Return the largest difference of logits ``(batch, n, vocabulary)`` to ours, padding apart."""
     real = make_batch(source, target).tgt != PAD
     return float((found - logits_of(system, source, target))[real].abs().max())
