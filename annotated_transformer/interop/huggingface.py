@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,9 +30,6 @@ from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.notation import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from annotated_transformer.translation.tokenizers import BPETokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TARGET = "huggingface"
 USE = """
@@ -107,7 +104,7 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def their_model(model: EncoderDecoder, config: ModelConfig, vocab: int) -> PreTrainedModel:
+def their_model(model: EncoderDecoder, config: ModelConfig, vocab: int) -> Any:
     """Return the model of ``transformers`` that computes what ours does."""
     import transformers
 
@@ -143,7 +140,7 @@ def their_model(model: EncoderDecoder, config: ModelConfig, vocab: int) -> PreTr
         place = f"model.{side}.embed_positions.weight"
         found[place] = wanted[place] if post else cast(Any, embed)[1].pe[0].detach()
     theirs.load_state_dict({name: found[name] for name in wanted})
-    return cast("PreTrainedModel", theirs.eval())
+    return theirs.eval()
 
 
 def their_names(config: ModelConfig) -> dict[str, str]:

@@ -170,10 +170,11 @@ class StepGraph(nn.Module):
             def to_source(
                 x: Tensor,
                 own: MultiHeadedAttention = layer.src_attn,
-                kept: Sequence[Tensor] = memory[2 * i : 2 * i + 2],
+                keys: Tensor = memory[2 * i],
+                values: Tensor = memory[2 * i + 1],
             ) -> Tensor:
                 w_q, _, _, w_o = own.linears
-                y, _ = attention(split_heads(w_q(x), own.h), *kept, mask)
+                y, _ = attention(split_heads(w_q(x), own.h), keys, values, mask)
                 return cast(Tensor, w_o(y.transpose(1, 2).flatten(2)))
 
             x = layer.sublayer[0](x, to_target)

@@ -40,7 +40,7 @@ def test_a_run_is_exported_and_translates_as_here(
         (one,) = ctranslate2.Translator(str(out)).translate_batch(
             [each], beam_size=1, min_decoding_length=0, max_decoding_length=len(each) + 50
         )
-        ids = [tokenizer.token_to_id(token) for token in one.hypotheses[0]]
+        ids = [int(tokenizer.token_to_id(token) or 0) for token in one.hypotheses[0]]
         found.append(" ".join(tokenizer.decode(ids).split()))
     assert found == wanted
     card = (out / "README.md").read_text()

@@ -26,7 +26,7 @@ def translate(folder: Path, lines: list[str], most: int = 250) -> list[list[int]
         [one.tokens for one in tokenizer.encode_batch(lines)], beam_size=1, max_batch_size=64,
         max_decoding_length=most, min_decoding_length=0,
     )  # fmt: skip
-    return [[tokenizer.token_to_id(token) for token in one.hypotheses[0]] for one in found]
+    return [[int(tokenizer.token_to_id(t) or 0) for t in one.hypotheses[0]] for one in found]
 
 
 def bleu(found: list[list[int]]) -> float:
