@@ -38,10 +38,7 @@ def check_tied(folder: Path, model: Any) -> None:
     matrices = {"lm_head.weight", "model.shared.weight"}
     matrices |= {f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")}
     assert len(names & matrices) == 1
-    places = {
-        model.get_parameter(name).data_ptr()
-        for name in matrices
-    }  # fmt: skip
+    places = {model.get_parameter(name).data_ptr() for name in matrices}
     assert len(places) == 1
 
 
@@ -75,7 +72,7 @@ def test_any_text_is_split_as_by_us(text: str, tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == text
 
 
-SMALL = {
+SMALL: dict[str, tuple[System, Any]] = {
     "post": (ours.small(norm="post"), transformers.MarianMTModel),
     "post, target tied": (ours.small(norm="post", tie="target"), transformers.MarianMTModel),
     "post, odd": (ours.small(norm="post", d_model=15, h=3, tie="none"), transformers.MarianMTModel),
@@ -88,7 +85,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize(("system", "kind"), SMALL.values(), ids=SMALL)
-def test_random_models_give_our_logits(system: System, kind: type, tmp_path: Path) -> None:
+def test_random_models_give_our_logits(system: System, kind: Any, tmp_path: Path) -> None:
     export_huggingface(system, tmp_path / "out")
     model, tokenizer = loaded(tmp_path / "out")
     assert type(model) is kind
