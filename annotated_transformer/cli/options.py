@@ -242,6 +242,20 @@ class Average:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write a system as CTranslate2, Hugging Face's transformers or ONNX read it."""
+
+    to: Literal["ctranslate2", "huggingface", "onnx"]
+    """Who is to read it."""
+    model: Positional[Path | None] = None
+    """Folder of a trained system (the small model that comes with the package by default)."""
+    out: Positional[Path | None] = None
+    """New folder, or one of an earlier export, which is replaced. It may be the only argument."""
+    precision: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Of the stored weights; for ctranslate2."""
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Clean a corpus, learn its sub-words and write shards, or resume where it stopped."""
 
@@ -303,6 +317,8 @@ Command: TypeAlias = (
     | Plot
     | Prepare
     | Diagnose
+    | Export
+    | Prepare
     | Sweep
 )
 COMMANDS: tuple[type, ...] = get_args(Command)

@@ -22,6 +22,7 @@ from annotated_transformer.cli.options import (
     COMMANDS,
     Command,
     Evaluate,
+    Export,
     Parse,
     Prepare,
     Train,
@@ -207,6 +208,8 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
             refuse("has no effect with --tokenizer words; leave it out", "vocabulary")
     elif isinstance(command, Evaluate) and command.model is None and command.hypotheses:
         refuse("is for a system, not for two files", *SYSTEM)
+    elif isinstance(command, Export) and command.to != "ctranslate2":
+        refuse(f"has no effect with --to {command.to}; leave it out", "precision")
     if isinstance(command, Parse) and (command.extra < 1 or command.extra > MOST_EXTRA):
         raise UsageError(f"--extra {command.extra}: must be at least 1 and at most {MOST_EXTRA}")
     if isinstance(command, Translate):

@@ -131,6 +131,7 @@ COMPLETE = {  # lines that work, but for what is added
     "ablation": "ablation @run",
     "average": "average @run",
     "plot": "plot @run",
+    "export": "export @run out --to ctranslate2",
     "prepare": PREPARE,
     "sweep": "sweep table3-grammar --plan",
 }
@@ -361,6 +362,23 @@ average @run --last 9                                   | 9
 plot nowhere                                            | nowhere
 plot @run -o picture.gif                                | .gif
 plot @run -o picture                                    | .svg
+export @run out                                         | --to
+export                                                  | --to
+export --to onnx                                        | new
+export @run out more --to onnx                          | more
+export @run out --to onnx --precision int8              | --precision
+export @run out --to huggingface --precision float32    | --precision
+export @run out --to ctranslate2 --precision float16    | float16
+export nowhere out --to ctranslate2                     | nowhere
+export @text out --to ctranslate2                       | text
+export @text/is out --to ctranslate2                    | is
+export @run @other --to ctranslate2                     | other
+export @run @text/is --to ctranslate2                   | is
+export @text/is --to ctranslate2                        | is
+export @run @run --to ctranslate2                       | run
+export @parser out --to ctranslate2                     | parser
+export @run @text/is/out --to ctranslate2               | out
+export @run /proc/out --to ctranslate2                  | /proc/out
 prepare p                                               | --train-files
 prepare p --corpus nope                                 | nope
 prepare p --corpus grammar --mirror m                   | --mirror

@@ -15,7 +15,7 @@ from house import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.lowest import BoundError, lowest, pins, requirements
+from tests.lowest import APART, BoundError, lowest, pins, requirements
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 BUILD = "from setuptools.build_meta import {0} as build; print(build({1!r}))"
@@ -153,7 +153,7 @@ def test_requirements_pin_what_the_package_names_within_its_bounds() -> None:
 
 def test_lowest_versions_are_those_that_are_named() -> None:
     assert {"torch==2.7", "setuptools==77.0.1", "torchtext==0.6.0"} <= set(pins(PYPROJECT))
-    assert len(pins(PYPROJECT)) == len({one.name for one in requirements(PYPROJECT)})
+    assert len(pins(PYPROJECT)) == len({one.name for one in requirements(PYPROJECT, apart=APART)})
 
 
 @pytest.mark.parametrize(
