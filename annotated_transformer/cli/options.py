@@ -318,7 +318,6 @@ Command: TypeAlias = (
     | Prepare
     | Diagnose
     | Export
-    | Prepare
     | Sweep
 )
 COMMANDS: tuple[type, ...] = get_args(Command)
