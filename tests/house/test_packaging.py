@@ -12,10 +12,8 @@ import pytest
 import yaml
 from environments import closure, copy_project, make, offline
 from house import ROOT
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
-from tests.lowest import BoundError, lowest, pins, requirements
+from tests.lowest import BoundError, pins, requirements
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 BUILD = "from setuptools.build_meta import {0} as build; print(build({1!r}))"
@@ -138,17 +136,6 @@ def test_command_runs_with_its_extra_and_names_that_of_the_plots(command: Path) 
 
 
 # --- versions ------------------------------------------------------------------
-
-
-def test_requirements_pin_what_the_package_names_within_its_bounds() -> None:
-    pinned: dict[str, list[str]] = {}
-    for line in (ROOT / "requirements.txt").read_text("utf-8").splitlines():
-        if "==" in line:
-            one = Requirement(line)
-            pinned.setdefault(canonicalize_name(one.name), []).append(lowest(one))
-    for one in requirements(PYPROJECT):
-        versions = pinned[canonicalize_name(one.name)]
-        assert all(one.specifier.contains(version) for version in versions), (one, versions)
 
 
 def test_lowest_versions_are_those_that_are_named() -> None:
