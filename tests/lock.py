@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.txt"
 TORCH = ROOT / "requirements-torch.txt"
 HEADER = f"""\
-# Every package of the environment but PyTorch ({TORCH.name} says why), with the hashes of its files.
+# Every package of the environment, with the hashes of its files; PyTorch is in {TORCH.name}.
 # Written by `make lock` from pyproject.toml; not to be edited.
 """
 APART = re.compile(r"(torch|triton|(nvidia|cuda)-[\w-]+)==")

@@ -1,4 +1,4 @@
-"""Loading never runs code: nothing in the package could, and what tries is refused."""
+"""Loading never runs code: hostile pickles, tokenizers, archives and test sets are refused."""
 
 from __future__ import annotations
 
@@ -25,42 +25,6 @@ from annotated_transformer.data.prepare import prepare
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.translation.tokenizers import TokenizerError
-from tests.house import unsafe
-
-PACKAGE = Path(__file__).parents[1] / "annotated_transformer"
-
-
-# --- the package's own code ------------------------------------------------------------------
-
-
-def test_nothing_in_the_package_can_run_what_it_loads() -> None:
-    assert [fault for path in sorted(PACKAGE.rglob("*.py")) for fault in unsafe.calls(path)] == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import pickle", "from pickle import load as f", "import marshal, json", "import joblib",
-        "import shelve", "from torch import load", "torch.load(x)", "torch.load(x, 'cpu')",
-        "torch.load(x, weights_only=False)", "torch.load(x, weights_only=a)", "eval(x)",
-        "exec(x)", "compile(x, '', 'eval')", "__import__(x)", "builtins.eval(x)", "torch.hub.load(x)",
-        "np.load(x, allow_pickle=True)", "yaml.load(x)", "yaml.unsafe_load(x)", "os.system(x)",
-        "subprocess.run(x, shell=True)", "f(x, trust_remote_code=True)", "torch.jit.load(x)",
-        "broadcast_object_list(x)", "torch.distributed.all_gather_object(x, y)",
-    ],
-)  # fmt: skip
-def test_what_could_run_is_noticed(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "a.py"
-    path.write_text(f"def f():\n    {line}\n")
-    assert len(unsafe.calls(path)) == 1
-    path.write_text(
-        "import re\nre.compile('x')\nmodel.eval()\ntorch.compile(model)\n"
-        "torch.load(x, weights_only=True)\nnp.load(x)\njson.load(x)\nsafetensors.torch.load(x)\n"
-    )
-    assert unsafe.calls(path) == []
-
-
-# --- hostile files ---------------------------------------------------------------------------
 
 
 class Payload:
@@ -147,7 +111,7 @@ def test_hostile_files_of_a_prepared_corpus(
     folder = tmp_path / "corpus"
     prepared(folder, texts)
     files = [path for path in folder.rglob("*") if path.suffix in (".json", ".safetensors")]
-    refused = set()
+    refused, told = set(), []
     for path in files:
         good = path.read_bytes()
         path.write_bytes(HOSTILE[kind])
@@ -155,11 +119,12 @@ def test_hostile_files_of_a_prepared_corpus(
             for split in ("train", "val"):
                 Prepared(folder).tokens(split, verify=True)
         except CorpusError as error:
-            assert "\n" not in str(error)
             refused.add(path.name)
+            told.append(str(error))
         path.write_bytes(good)
     shards = {path.name for path in files if path.parent.name == "shards"}
     assert len(shards) == 2
+    assert not any("\n" in text for text in told)
     assert refused >= {"prepared.json", "tokenizer.json", *shards}
     assert watched == []
     assert os.listdir() == []
