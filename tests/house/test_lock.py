@@ -53,6 +53,9 @@ LOCKED = list(pins(lock.LOCK.read_text("utf-8")))
 ]
 
 
+HERE = {name: str(value) for name, value in default_environment().items()}
+
+
 def on(machine: dict[str, str], locked: list[Requirement] = LOCKED) -> dict[str, str]:
     """Return the version of each package that a machine gets.
 
@@ -61,7 +64,7 @@ def on(machine: dict[str, str], locked: list[Requirement] = LOCKED) -> dict[str,
     """
     found: dict[str, str] = {}
     for one in [*locked, TORCH]:
-        if one.marker is None or one.marker.evaluate({**default_environment(), **machine}):
+        if one.marker is None or one.marker.evaluate(HERE | machine):
             if one.name in found:
                 raise ValueError(f"{one.name} twice on {machine}")
             found[one.name] = next(iter(one.specifier)).version
@@ -74,7 +77,7 @@ def missing(text: str, locked: list[Requirement] = LOCKED) -> set[str]:
     for machine in MACHINES:
         versions = on(machine, locked)
         for one in requirements(text):
-            if one.marker and not one.marker.evaluate({**default_environment(), **machine}):
+            if one.marker and not one.marker.evaluate(HERE | machine):
                 continue
             got = versions.get(canonicalize_name(one.name))
             if got is None or not one.specifier.contains(got):
@@ -133,8 +136,7 @@ def test_line_that_is_no_pin_is_refused(text: str, message: str) -> None:
 
 
 def test_this_environment_is_the_locked_one() -> None:
-    here = {"python_full_version": sys.version.split()[0].rstrip("+")}
-    versions = on({**default_environment(), **here})
+    versions = on(HERE)
     extras = tomli.loads(PYPROJECT)["project"]["optional-dependencies"]
     everything = closure([f"annotated-transformer[{','.join(extras)}]"])
     everything.pop("annotated-transformer")

@@ -37,14 +37,15 @@ def calls(path: Path) -> list[str]:
     """Return the lines of a module that import or call what may run what it is given."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        bad = False
+        if not isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            continue
         if isinstance(node, ast.Import):
             bad = any(alias.name.split(".")[0] in MODULES for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             taken = {alias.name for alias in node.names}
             bad = (node.module or "").split(".")[0] in MODULES
             bad |= node.module == "torch" and "load" in taken
-        elif isinstance(node, ast.Call):
+        else:
             bad = _call(node)
         if bad:
             found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
