@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -16,11 +16,11 @@ from annotated_transformer.fast.linear import (
     PlainLinear,
     float32_products,
     most_probable,
-    prepared_linear,
     suits_onednn,
 )
 from annotated_transformer.fast.model import FastModel, can_accelerate, normalize
 from annotated_transformer.fast.packing import PackedMask, Rows
+from annotated_transformer.fast.quantised import LINEARS, DecodingPrecision, bfloat16_is_fast
 from annotated_transformer.fast.screen import WORTH, Screen, bytes_are_fast
 from annotated_transformer.model.architecture import (
     DecoderLayer,
@@ -55,30 +55,34 @@ def attend_once(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | No
     return torch.bmm(scores.softmax(-1), values)
 
 
-def joined(*linears: nn.Module, scale: float = 1.0) -> PlainLinear:
+def joined(
+    *linears: nn.Module, scale: float = 1.0, precision: DecodingPrecision = "float32"
+) -> PlainLinear:
     """Fuse linear layers into one; the outputs of the first are multiplied by ``scale``."""
     layers = cast(tuple[nn.Linear, ...], linears)
     factors = [scale] + [1.0] * (len(layers) - 1)
     both = list(zip(layers, factors, strict=True))
     weight = torch.cat([part.weight.detach() * factor for part, factor in both])
-    return prepared_linear(weight, torch.cat([p.bias.detach() * factor for p, factor in both]))
+    bias = torch.cat([part.bias.detach() * factor for part, factor in both])
+    return LINEARS[precision](weight, bias)
 
 
 class _LayerWeights:
     """The weights of a decoder layer, rearranged for decoding one position at a time."""
 
-    def __init__(self, layer: DecoderLayer) -> None:
+    def __init__(self, layer: DecoderLayer, precision: DecodingPrecision) -> None:
+        fused = partial(joined, precision=precision)
         own = cast(MultiHeadedAttention, layer.self_attn)
         source = cast(MultiHeadedAttention, layer.src_attn)
         network = cast(PositionwiseFeedForward, layer.feed_forward)
         self.own, self.source, self.pre = own, source, layer.norm == "pre"
         self.norms = [c.norm for c in cast(Iterable[SublayerConnection], layer.sublayer)]
         w_q, w_k, w_v, w_o = own.linears
-        self.project, self.mix = joined(w_q, w_k, w_v, scale=own.d_k**-0.5), joined(w_o)
+        self.project, self.mix = fused(w_q, w_k, w_v, scale=own.d_k**-0.5), fused(w_o)
         w_q, w_k, w_v, w_o = source.linears
-        self.ask, self.mix_source = joined(w_q, scale=source.d_k**-0.5), joined(w_o)
-        self.remember = joined(w_k, w_v)
-        self.widen, self.narrow = joined(network.w_1), joined(network.w_2)
+        self.ask, self.mix_source = fused(w_q, scale=source.d_k**-0.5), fused(w_o)
+        self.remember = fused(w_k, w_v)
+        self.widen, self.narrow = fused(network.w_1), fused(network.w_2)
 
     def before(self, i: int, x: Tensor) -> Tensor:
         """Normalise the input of sub-layer ``i`` if the model is pre-norm."""
@@ -163,12 +167,13 @@ class DecoderWeights:
 
     Args:
         model: One that ``can_accelerate`` accepts.
+        precision: Of the products with weights.
     """
 
-    def __init__(self, model: EncoderDecoder) -> None:
-        self.versions = _versions(model)
+    def __init__(self, model: EncoderDecoder, precision: DecodingPrecision = "float32") -> None:
+        self.versions, self.precision = _versions(model), precision
         layers = cast(Iterable[DecoderLayer], cast(Any, model.decoder).layers)
-        self.layers = [_LayerWeights(layer) for layer in layers]
+        self.layers = [_LayerWeights(layer, precision) for layer in layers]
         self.norm = cast(nn.Module, model.decoder.norm)
         self.proj = cast(Generator, model.generator).proj
         words, places = cast(nn.Sequential, model.tgt_embed)
@@ -177,7 +182,7 @@ class DecoderWeights:
     @cached_property
     def generator(self) -> PlainLinear:
         """The projection to logits."""
-        return prepared_linear(self.proj.weight, self.proj.bias)
+        return LINEARS[self.precision](self.proj.weight, self.proj.bias)
 
     @cached_property
     def screen(self) -> Screen:
@@ -187,7 +192,8 @@ class DecoderWeights:
     def most_probable(self, x: Tensor) -> Tensor:
         """Return the most probable tokens ``(rows,)`` after ``x (rows, d_model)``."""
         large = suits_onednn(self.proj.weight) and self.proj.weight.numel() >= WORTH
-        found = self.screen(x) if large and bytes_are_fast() else None
+        exact = self.precision == "float32" and large and bytes_are_fast()
+        found = self.screen(x) if exact else None
         return most_probable(self.generator(x)) if found is None else found
 
 
@@ -294,18 +300,28 @@ def keep_decoder_weights(model: EncoderDecoder) -> Iterator[None]:
         _kept.pop(model, None)  # at interpreter exit it may already be gone
 
 
-def _decoder_weights(model: EncoderDecoder) -> DecoderWeights:
+def _decoder_weights(model: EncoderDecoder, precision: DecodingPrecision) -> DecoderWeights:
     """Return the rearranged weights, the cached ones if the parameters have not changed."""
     decoder, versions = _kept.get(model), _versions(model)
-    if decoder is None or versions is None or decoder.versions != versions:
-        decoder = DecoderWeights(model)
+    if (
+        decoder is None
+        or versions is None
+        or (decoder.versions, decoder.precision) != (versions, precision)
+    ):
+        decoder = DecoderWeights(model, precision)
         if model in _kept:
             _kept[model] = decoder
     return decoder
 
 
 @torch.no_grad()
-def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: int = 1) -> Steps:
+def start_steps(
+    model: EncoderDecoder,
+    src: Tensor,
+    src_mask: Tensor,
+    beam: int = 1,
+    precision: DecodingPrecision = "float32",
+) -> Steps:
     """Encode sentences without their padding, and return the steps that decode them.
 
     Args:
@@ -314,10 +330,15 @@ def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: int 
         src: Source tokens ``(sentences, m)``.
         src_mask: Broadcasts to ``(sentences, 1, m)``, true (or nonzero) at real tokens.
         beam: Hypotheses per sentence.
+        precision: Of the products with weights. Below float32, the encoder computes in bfloat16
+            where that is faster. The readable layer ignores it.
     """
     mask = (src_mask != 0).expand(src.size(0), 1, -1)
     if not can_accelerate(model) or any(module.training for module in model.modules()):
         return readable_steps(model, src, mask, beam)
     rows = Rows(mask[:, 0])
-    memory = FastModel(model).encode(src, PackedMask(mask, rows, rows))
-    return CachedSteps(_decoder_weights(model), memory, mask, beam)
+    half = precision != "float32" and (src.device.type != "cpu" or bfloat16_is_fast())
+    with torch.autocast(src.device.type, torch.bfloat16, enabled=half):
+        memory = FastModel(model).encode(src, PackedMask(mask, rows, rows))
+    memory = memory.float() if half else memory
+    return CachedSteps(_decoder_weights(model, precision), memory, mask, beam)

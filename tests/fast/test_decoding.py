@@ -19,6 +19,7 @@ from annotated_transformer.fast.decoding import (
     start_steps,
 )
 from annotated_transformer.fast.linear import CHUNK, OnednnLinear, PlainLinear, most_probable
+from annotated_transformer.fast.quantised import DecodingPrecision
 from annotated_transformer.fast.screen import Screen, multiplies_bytes
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.attention import attention
@@ -135,7 +136,7 @@ def test_fast_is_readable(
 def test_the_comparison_notices_a_wrong_step(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (src, mask) = model(), block(0, 3)
     slow, joined = readable(net, src, mask)(torch.tensor([4, 5, 6])), module.joined
-    monkeypatch.setattr(module, "joined", lambda *linears, scale=1.0: joined(*linears))
+    monkeypatch.setattr(module, "joined", lambda *linears, **_: joined(*linears))
     fast = start_steps(net, src, mask)(torch.tensor([4, 5, 6]))
     assert not torch.allclose(fast.double().log_softmax(-1), slow, rtol=1e-4, atol=1e-4)
 
@@ -240,9 +241,9 @@ def test_kept_weights_are_rearranged_once_and_again_after_a_change(
     net, (src, mask) = model(), block(0, 2)
     made, original = [], module.DecoderWeights
 
-    def counted(net: EncoderDecoder) -> module.DecoderWeights:
+    def counted(net: EncoderDecoder, precision: DecodingPrecision) -> module.DecoderWeights:
         made.append(net)
-        return original(net)
+        return original(net, precision)
 
     monkeypatch.setattr(module, "DecoderWeights", counted)
     tokens = torch.tensor([4, 5])
