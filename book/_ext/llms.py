@@ -15,8 +15,8 @@ ABOUT = """\
 > The paper "Attention Is All You Need" (Vaswani et al., 2017), paragraph by paragraph, in code that
 > runs. The chapters export the Python package `annotated_transformer`.
 
-Pages are HTML; the links lead to their text as Markdown, where `code-cell` marks a cell that is run.
-The page `book/model/attention.html` is that of `_sources/book/model/attention.md`.
+Pages are HTML; the links lead to their text as Markdown, in which a `code-cell` is a cell that is
+run. The page `book/model/attention.html` is that of `_sources/book/model/attention.md`.
 """
 ROLE = re.compile(r"\{[\w:-]+\}`(?:([^`<]*?)\s*<[^`>]*>|[^`]*)`\s*")
 
