@@ -3,6 +3,7 @@
 # make benchmark   our speed beside that of others, on this machine
 # make epub   the first part as an EPUB, for readers and tablets
 # make coverage    which lines of the package the tests run
+# make lock   requirements.txt, after a change to pyproject.toml
 
 PYTHON  ?= python3
 VENV    := .venv
@@ -19,7 +20,7 @@ SERVE   := $(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html
 .PHONY: book epub test serve site links benchmark lowest lock clean export lint types unit coverage strict browser help
 
 help:
-	@sed -n '1,5p' Makefile
+	@sed -n '1,6p' Makefile
 
 # What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
