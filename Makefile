@@ -3,6 +3,7 @@
 # make benchmark   our speed beside that of others, on this machine
 # make epub   the first part as an EPUB, for readers and tablets
 # make coverage    which lines of the package the tests run
+# make lock   requirements.txt, after a change to pyproject.toml
 
 PYTHON  ?= python3
 VENV    := .venv
@@ -12,17 +13,22 @@ PORT    ?= 8000
 # One worker for each processor, one thread for each worker.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
+PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
 JB      := $(RUN) $(BIN)/jupyter-book build . --quiet
 SERVE   := $(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html
 
-.PHONY: book epub test serve site links benchmark lowest clean export lint types unit coverage strict browser help
+.PHONY: book epub test serve site links benchmark lowest lock clean export lint types unit coverage strict browser help
 
 help:
-	@sed -n '1,5p' Makefile
+	@sed -n '1,6p' Makefile
 
-$(READY): requirements.txt pyproject.toml
+# What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
+$(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PIP) install --require-hashes --no-deps -r requirements.txt
+	$(PIP) install -r requirements-torch.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@$(PIP) check
 	@touch $@
 
 book: $(READY)
@@ -84,6 +90,12 @@ browser: $(READY)
 # A part of the tests with the lowest versions that pyproject.toml names, in an environment of its own.
 lowest: $(READY)
 	$(BIN)/python tests/lowest.py --workers $(WORKERS)
+
+# The lock after a change to pyproject.toml; UPGRADE=--upgrade takes newer versions of everything.
+lock:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c "import uv" 2>/dev/null || $(PIP) install uv
+	@$(BIN)/python tests/lock.py $(UPGRADE)
 
 clean:
 	rm -rf _build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

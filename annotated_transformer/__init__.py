@@ -7,7 +7,7 @@ The most used names can be imported from here, and are loaded on first access:
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "model.architecture": "EncoderDecoder Generator clones Encoder Decoder EncoderLayer "

@@ -58,6 +58,8 @@ def _spacy_tokenizer(language: str) -> Callable[[str], Any]:
     import spacy  # takes seconds to load, and sub-words do without it
 
     try:
+        if "." in language:  # a file may not choose what spaCy imports
+            raise ImportError
         tokenizer: Callable[[str], Any] = spacy.blank(language).tokenizer
     except ImportError:
         message = f"spaCy has no language {language!r}; use a code as de or en"

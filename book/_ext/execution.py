@@ -82,7 +82,7 @@ def key_of(chapter: Path) -> str:
     notebook = jupytext.read(chapter)
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     code = "\n".join(map(plain, cells))
-    files: set[Path] = {ROOT / "requirements.txt", *(ROOT / PACKAGE).glob("*.html")}
+    files: set[Path] = {*ROOT.glob("requirements*.txt"), *(ROOT / PACKAGE).glob("*.html")}
     for name in imports(code):
         if (file := file_of(name)) is not None:
             files |= {file, *needed_by(file)}

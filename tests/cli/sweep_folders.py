@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import torch
 
 from annotated_transformer.engine.checkpoints import seal
 from tests.cli.sweep import FILES, TRAIN, Case, Make, Place, put
@@ -76,6 +79,24 @@ def swapped(path: Path) -> None:
     shutil.copy(here.parent / "other" / path.relative_to(here / "run"), path)
 
 
+class Payload:
+    """An object whose unpickling makes a folder, which the judge finds."""
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        """Return what unpickling calls."""
+        return os.mkdir, ("it-ran",)
+
+
+def pickled(path: Path) -> None:
+    """Put a pickle that runs into a file."""
+    path.write_bytes(pickle.dumps(Payload()))
+
+
+def pickled_weights(path: Path) -> None:
+    """Put weights as ``torch.save`` writes them into a file, with something that runs."""
+    torch.save({"generator.proj.weight": Payload()}, path)
+
+
 DAMAGES: dict[str, Damage] = {
     "missing": Path.unlink,
     "empty": emptied,
@@ -87,6 +108,8 @@ DAMAGES: dict[str, Damage] = {
     "an empty object": overwritten(b"{}"),
     "nested": overwritten(nested(100_000)),
     "a huge integer": overwritten(b'{"format": ' + b"9" * 5000 + b"}"),
+    "a pickle": pickled,
+    "pickled weights": pickled_weights,
     "swapped": swapped,
     **{f"bit {number}": flipped(number) for number in range(3)},
 }
@@ -208,8 +231,9 @@ def recipes() -> Iterator[Case]:
     ):
         make = put(text.encode(), "recipe.json")
         yield Case(f"train --recipe {text or 'empty'}", line, make, names="recipe.json")
-    make = put(nested(100_000), "recipe.json")
-    yield Case("train --recipe nested", line, make, names="recipe.json")
+    for kind, data in (("nested", nested(100_000)), ("a pickle", pickle.dumps(Payload()))):
+        make = put(data, "recipe.json")
+        yield Case(f"train --recipe {kind}", line, make, names="recipe.json")
 
 
 STRAYS = (

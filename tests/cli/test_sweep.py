@@ -46,6 +46,7 @@ FAULTS = {  # each with a case that must find it when it is put back
     "trust_the_state": "train with altered states",
     "overwrite_the_best": "train without training",
     "delete_all_parts": "train beside .mine.part",
+    "trust_pickles": "translate with model.safetensors: pickled weights",
 }
 
 

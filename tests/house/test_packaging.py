@@ -9,15 +9,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomli
 import yaml
 from environments import closure, copy_project, make, offline
 from house import ROOT
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
-from tests.lowest import APART, BoundError, lowest, pins, requirements
+import annotated_transformer
+from tests.lowest import APART, BoundError, pins, requirements
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+EXTRAS = tomli.loads(PYPROJECT)["project"]["optional-dependencies"]
 BUILD = "from setuptools.build_meta import {0} as build; print(build({1!r}))"
 
 
@@ -92,7 +94,9 @@ def test_source_distribution_builds_and_has_no_test_that_cannot_run(
     )
     (again,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(again) as one, zipfile.ZipFile(built["build_wheel"]) as other:
-        assert set(one.namelist()) == set(other.namelist())
+        assert {name: one.read(name) for name in one.namelist()} == {
+            name: other.read(name) for name in other.namelist()
+        }
 
 
 def test_metadata_says_what_it_is(built: dict[str, Path]) -> None:
@@ -106,13 +110,75 @@ def test_metadata_says_what_it_is(built: dict[str, Path]) -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert str(citation["version"]) == metadata["Version"]
     assert metadata["Name"] == "annotated-transformer"
+    assert metadata.get_all("Provides-Extra") == list(EXTRAS)
+    assert len(metadata.get_all("Requires-Dist", [])) == 1 + sum(map(len, EXTRAS.values()))
 
 
-@pytest.mark.parametrize(
-    "module", "model.transformer training.loop article fast.model pretrained".split()
-)
-def test_core_needs_torch_alone(core: Path, module: str) -> None:
-    done = call(core, "python", "-c", f"import annotated_transformer.{module}")
+CORE = """
+import torch
+import annotated_transformer as package
+import annotated_transformer.article, annotated_transformer.fast.model
+import annotated_transformer.pretrained
+from annotated_transformer import data_gen, greedy_decode, make_adam, make_model, update
+model = make_model(11, 11, N=1, d_model=16, d_ff=16, h=2)
+optimizer = make_adam(model, lr=1e-3)
+losses = [update(model, [batch], optimizer).loss for batch in data_gen(11, 4, 3)]
+source = torch.ones(1, 3, dtype=torch.long)
+decoded = greedy_decode(model, source, torch.ones(1, 1, 3, dtype=torch.bool), 5, 1)
+print(len(losses), tuple(decoded.shape), package.__version__)
+print(package.__file__)
+"""
+
+
+def test_core_needs_torch_alone(core: Path) -> None:
+    """It is imported from the wheel, trains and decodes."""
+    done = call(core, "python", "-c", CORE)
+    assert done.returncode == 0, done.stderr
+    found, file = done.stdout.splitlines()
+    assert found == f"3 (1, 5) {annotated_transformer.__version__}"
+    assert Path(file).is_relative_to(core.parents[1])
+
+
+# What each extra is for; the book and dev serve this project alone. Others are imported.
+USES = {
+    "translation": """
+import io, sys
+from annotated_transformer.cli.main import main
+sys.stdin = io.TextIOWrapper(io.BytesIO("Der Hund schläft .\\n".encode()))
+assert main(["translate", "--quiet"]) == 0
+""",
+    "torchtext": """
+from annotated_transformer.article import MyIterator
+assert "torchtext" in MyIterator.__mro__[1].__module__
+""",
+    "plots": """
+from annotated_transformer.figures import lines, show
+figure = lines({"a": ([1, 2], [3, 4])}, x_label="x", y_label="y")
+assert "<svg" in str(show(figure, "A line.")._repr_mimebundle_())
+""",
+}
+IMPORT = """
+import importlib
+from importlib.metadata import packages_distributions
+for module, names in packages_distributions().items():
+    if {name.lower().replace("_", "-") for name in names} & WANTED:
+        importlib.import_module(module)
+import annotated_transformer.article
+"""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_each_extra_is_enough_by_itself(extra: str, built: dict[str, Path], tmp_path: Path) -> None:
+    """What it names can be imported with nothing but what that needs, and does its work."""
+    packages = closure([f"annotated-transformer[{extra}]"])
+    packages.pop("annotated-transformer")
+    python = make(tmp_path, packages.values())
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(built["build_wheel"]) as wheel:
+        wheel.extractall(site)
+    wanted = {Requirement(line).name.lower() for line in EXTRAS[extra]}
+    program = USES.get(extra, IMPORT.replace("WANTED", repr(wanted)))
+    done = call(python, "python", "-c", program)
     assert done.returncode == 0, done.stderr
 
 
@@ -138,17 +204,6 @@ def test_command_runs_with_its_extra_and_names_that_of_the_plots(command: Path) 
 
 
 # --- versions ------------------------------------------------------------------
-
-
-def test_requirements_pin_what_the_package_names_within_its_bounds() -> None:
-    pinned: dict[str, list[str]] = {}
-    for line in (ROOT / "requirements.txt").read_text("utf-8").splitlines():
-        if "==" in line:
-            one = Requirement(line)
-            pinned.setdefault(canonicalize_name(one.name), []).append(lowest(one))
-    for one in requirements(PYPROJECT):
-        versions = pinned[canonicalize_name(one.name)]
-        assert all(one.specifier.contains(version) for version in versions), (one, versions)
 
 
 def test_lowest_versions_are_those_that_are_named() -> None:

@@ -1,0 +1,185 @@
+"""The lock: every package once, by the hashes of its files, and as ``pyproject.toml`` asks."""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import tomli
+from environments import closure
+from house import ROOT
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from tests import lock
+from tests.lowest import requirements
+
+PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}")
+# Where the two commands are to work. Later Pythons count as these do.
+MACHINES = [
+    {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1",
+     "sys_platform": system, "platform_system": name, "platform_machine": machine}
+    for minor in (10, 11, 12, 13, 14)
+    for system, name, machine in (("linux", "Linux", "x86_64"), ("linux", "Linux", "aarch64"),
+                                  ("darwin", "Darwin", "arm64"))
+]  # fmt: skip
+
+
+def pins(text: str) -> Iterator[Requirement]:
+    """Yield what a lock pins.
+
+    Raises:
+        ValueError: A line is something else, or a package has no hash.
+    """
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    for block in filter(None, re.split(r"\n(?=\S)|\n$", text)):
+        first, *hashes = block.split(" \\\n")
+        if not re.match(r"[a-z0-9-]+==[\w.+!]+( ; |$)", first):
+            raise ValueError(f"not a pin: {first}")
+        if not hashes or not all(HASH.fullmatch(line) for line in hashes):
+            raise ValueError(f"no hashes: {first}")
+        yield Requirement(first)
+
+
+LOCKED = list(pins(lock.LOCK.read_text("utf-8")))
+(TORCH,) = [
+    Requirement(line) for line in lock.TORCH.read_text("utf-8").splitlines() if line[0] != "#"
+]
+
+
+HERE = {name: str(value) for name, value in default_environment().items()}
+
+
+def on(machine: dict[str, str], locked: list[Requirement] = LOCKED) -> dict[str, str]:
+    """Return the version of each package that a machine gets.
+
+    Raises:
+        ValueError: It would get a package twice.
+    """
+    found: dict[str, str] = {}
+    for one in [*locked, TORCH]:
+        if one.marker is None or one.marker.evaluate(HERE | machine):
+            if one.name in found:
+                raise ValueError(f"{one.name} twice on {machine}")
+            found[one.name] = next(iter(one.specifier)).version
+    return found
+
+
+def missing(text: str, locked: list[Requirement] = LOCKED) -> set[str]:
+    """Return what a ``pyproject.toml`` asks for and some machine does not get so."""
+    found = set()
+    for machine in MACHINES:
+        versions = on(machine, locked)
+        for one in requirements(text):
+            if one.marker and not one.marker.evaluate(HERE | machine):
+                continue
+            got = versions.get(canonicalize_name(one.name))
+            if got is None or not one.specifier.contains(got):
+                found.add(f"{one}: {got}")
+    return found
+
+
+def test_every_machine_gets_what_the_package_asks_for() -> None:
+    assert missing(PYPROJECT) == set()
+    project = Requirement("x" + re.findall(r'requires-python = "(.*)"', PYPROJECT)[0]).specifier
+    assert project == SpecifierSet(f">={MACHINES[0]['python_version']}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"torch>=2.7"', '"torch>=99"'),
+        ('"pooch>=1.7"', '"pooch>=99"'),
+        ('"numpy>=2.0"', '"numpy>=2.3"'),  # true for Python 3.11, not for 3.10
+        ('"ruff>=', '"unheard-of", "ruff>='),
+    ],
+)
+def test_another_need_is_noticed(old: str, new: str) -> None:
+    assert old in PYPROJECT
+    assert len(missing(PYPROJECT.replace(old, new))) == 1
+
+
+def test_package_without_a_pin_is_noticed() -> None:
+    assert missing(PYPROJECT, [one for one in LOCKED if one.name != "pooch"]) == {
+        "pooch>=1.7: None"
+    }
+    with pytest.raises(ValueError, match="pooch twice"):
+        on(MACHINES[0], [*LOCKED, Requirement("pooch==1.7")])
+
+
+def test_torch_stands_apart_with_all_that_only_its_build_needs() -> None:
+    assert str(TORCH) == f"torch=={next(iter(TORCH.specifier)).version}"
+    assert [one.name for one in LOCKED if lock.APART.match(str(one))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a==1\n", "no hashes: a==1"),
+        ("a==1 \\\n    --hash=sha256:12\n", "no hashes: a==1"),
+        ("a>=1 \\\n    --hash=sha256:" + "0" * 64, "not a pin"),
+        ("--extra-index-url x\n", "not a pin"),
+        ("a @ file:x\n", "not a pin"),
+    ],
+)
+def test_line_that_is_no_pin_is_refused(text: str, message: str) -> None:
+    good = "b==1 ; sys_platform == 'x' \\\n    --hash=sha256:" + "0" * 64
+    assert [one.name for one in pins(f"# c\n{good}\n{good.replace('b', 'c', 1)}\n")] == ["b", "c"]
+    with pytest.raises(ValueError, match=message):
+        list(pins(f"{good}\n{text}"))
+
+
+def test_this_environment_is_the_locked_one() -> None:
+    versions = on(HERE)
+    extras = tomli.loads(PYPROJECT)["project"]["optional-dependencies"]
+    everything = closure([f"annotated-transformer[{','.join(extras)}]"])
+    everything.pop("annotated-transformer")
+    wrong = {
+        name: (package.version, versions.get(name))
+        for name, package in everything.items()
+        if package.version.split("+")[0] != versions.get(name) and not lock.APART.match(f"{name}==")
+    }
+    assert wrong == {}
+    assert version("torch").split("+")[0] == versions["torch"]
+
+
+# --- how it is made ----------------------------------------------------------------
+
+
+def test_packages_of_torch_are_left_out() -> None:
+    block = "{}==1 \\\n    --hash=sha256:0\n"
+    kept = "pytorch-x torchtext cudax nvidia".split()
+    names = ["torch", "triton", "nvidia-nccl-cu13", "cuda-bindings", *kept]
+    text = "".join(map(block.format, names))
+    assert lock.without_torch(text) == "".join(map(block.format, kept))
+
+
+def test_lock_stays_as_it_was_where_it_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (lock.LOCK, lock.TORCH):
+        shutil.copy(path, tmp_path / path.name)
+    monkeypatch.setattr(lock, "ROOT", tmp_path)  # has no pyproject.toml
+    monkeypatch.setattr(lock, "LOCK", tmp_path / lock.LOCK.name)
+    monkeypatch.setattr(sys, "argv", ["lock.py"])
+    before = lock.LOCK.read_bytes()
+    assert lock.main() == 2
+    assert lock.LOCK.read_bytes() == before
+
+
+def test_environment_is_made_from_the_lock() -> None:
+    """By hashes where there are hashes, and with nothing that the lock does not name."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    recipe = makefile.split("$(READY): requirements.txt")[1].split("\n\n")[0]
+    assert re.findall(r"install (.*)", recipe) == [
+        "--require-hashes --no-deps -r requirements.txt",
+        "-r requirements-torch.txt",
+        "--no-deps --no-build-isolation -e .",
+    ]
+    assert "$(PIP) check" in recipe
