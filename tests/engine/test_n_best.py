@@ -54,8 +54,8 @@ def test_n_best_refuses_what_cannot_be() -> None:
     system = system_of()
     for options, words in (
         ({"n_best": 5, "beam": 4}, "n_best 5: must be from 1 to the beam, 4"),
-        ({"n_best": 0}, "n_best 0: must be at least 1"),
-        ({"n_best": 0, "sampling": Sampling()}, "n_best 0: must be at least 1"),
+        ({"n_best": 0}, "n_best 0: must be from 1 to the beam"),
+        ({"n_best": 0, "sampling": Sampling()}, "n_best 0: must be from 1 to the beam"),
     ):
         with pytest.raises(ValueError, match=words):
             n_best_lines(system, LINES, **options)
