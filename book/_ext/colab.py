@@ -59,7 +59,13 @@ def install(extras: str, repository: str) -> None:
     importlib.invalidate_caches()
 
 
-def cell(repository: str = "") -> str:
-    """Return the source of the cell: the function above, and a call of it."""
-    call = f'install("{EXTRAS}", repository="{repository}")'
+def cell(repository: str = "", more: str = "") -> str:
+    """Return the source of the cell: the function above, and a call of it.
+
+    Args:
+        repository: See :func:`install`.
+        more: Extras that this notebook alone needs, from the key ``extras`` of its header.
+    """
+    extras = ",".join(filter(None, (EXTRAS, more)))
+    call = f'install("{extras}", repository="{repository}")'
     return f"# @title Install the package\n{inspect.getsource(install)}\n\n{call}"

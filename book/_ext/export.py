@@ -168,7 +168,9 @@ def paired(notebook: NotebookNode, repository: str = "") -> str:
     notebook.cells = [cell for cell in notebook.cells if TAG not in tags(cell)]
     kinds = [cell.cell_type for cell in notebook.cells]
     hidden = {"tags": [TAG], "cellView": "form", "jupyter": {"source_hidden": True}}
-    first = nbformat.v4.new_code_cell(install_cell(repository), metadata=hidden)
+    first = nbformat.v4.new_code_cell(
+        install_cell(repository, notebook.metadata.get("extras", "")), metadata=hidden
+    )
     notebook.cells.insert(kinds.index("code") if "code" in kinds else len(kinds), first)
     notebook.metadata.get("jupytext", {}).get("text_representation", {}).pop(
         "jupytext_version", None
