@@ -26,7 +26,9 @@ _MODULES = {
     "translation.beam_search": "beam_search Hypothesis",
     "translation.tokenizers": "BPETokenizer",
     "engine.checkpoints": "load_system",
-    "engine.system": "System translate_lines",
+    "engine.system": "System translate_lines n_best_lines join_systems",
+    "engine.scoring": "score_pairs",
+    "fast.sampling": "Sampling",
     "pretrained": "load_pretrained",
     "notation": "PAD BOS EOS UNK",
 }

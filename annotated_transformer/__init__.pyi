@@ -3,11 +3,23 @@
 from annotated_transformer.engine.checkpoints import (
     load_system as load_system,
 )
+from annotated_transformer.engine.scoring import (
+    score_pairs as score_pairs,
+)
 from annotated_transformer.engine.system import (
     System as System,
 )
 from annotated_transformer.engine.system import (
+    join_systems as join_systems,
+)
+from annotated_transformer.engine.system import (
+    n_best_lines as n_best_lines,
+)
+from annotated_transformer.engine.system import (
     translate_lines as translate_lines,
+)
+from annotated_transformer.fast.sampling import (
+    Sampling as Sampling,
 )
 from annotated_transformer.model.architecture import (
     Decoder as Decoder,

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import tomli
@@ -28,6 +28,7 @@ TESTS = """
     cli/test_lazy.py cli/test_main.py cli/test_plot.py test_article.py test_article_torchtext.py
     test_figures.py
 """
+APART = ("huggingface",)  # transformers asks for newer tokenizers than the package does
 IMPORT = """
 import importlib, pkgutil, annotated_transformer as package
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
@@ -40,12 +41,18 @@ class BoundError(Exception):
     """A requirement has no lower bound; the message names it."""
 
 
-def requirements(text: str) -> list[Requirement]:
-    """Return all requirements of a ``pyproject.toml``: of the build, the package, its extras."""
+def requirements(text: str, *, apart: Collection[str] = ()) -> list[Requirement]:
+    """Return all requirements of a ``pyproject.toml``: of the build, the package, its extras.
+
+    Args:
+        text: The file's text.
+        apart: Extras to leave out.
+    """
     table = tomli.loads(text)
     project = table["project"]
     groups = [table["build-system"]["requires"], project["dependencies"]]
-    groups += project["optional-dependencies"].values()
+    extras = project["optional-dependencies"]
+    groups += [lines for name, lines in extras.items() if name not in apart]
     return [Requirement(line) for group in groups for line in group]
 
 
@@ -68,7 +75,7 @@ def pins(text: str) -> list[str]:
         BoundError: A requirement has no lower bound, or two groups name different ones.
     """
     found: dict[str, str] = {}
-    for one in requirements(text):
+    for one in requirements(text, apart=APART):
         if found.setdefault(one.name, version := lowest(one)) != version:
             raise BoundError(f"{one.name}: bounds {found[one.name]} and {version}")
     return [f"{name}=={version}" for name, version in sorted(found.items())]

@@ -61,6 +61,22 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Draw translations from the model's probabilities, instead of searching for the best."""
+
+    sample: bool = False
+    """Draw each token from its probabilities; with --n-best, draw so many translations."""
+    temperature: float = 1.0
+    """Divides the logits; below 1 it favours probable tokens, above 1 the others."""
+    top_k: int = 0
+    """Draw only from so many most probable tokens; 0 for all."""
+    top_p: float = 1.0
+    """Draw only from the fewest tokens whose probabilities sum to at least this."""
+    seed: int = 0
+    """Random seed of what is drawn."""
+
+
+@dataclass(frozen=True)
 class Translate:
     """Translate a file or the standard input, line by line; blank lines stay blank."""
 
@@ -70,9 +86,62 @@ class Translate:
     """Text, one sentence per line; - is the standard input. It may be the only argument."""
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
     """File for the translation; - is the standard output."""
+    ensemble: tuple[Path, ...] = ()
+    """More systems with the same tokenizer: decode with the mean of all probabilities."""
+    scores: bool = False
+    """Put score and log-probability before each translation, with tabs between."""
+    n_best: int | None = None
+    """Write so many translations of each line, each after its line number and its scores."""
+    sampling: Sampled = field(default_factory=Sampled)
+    interactive: bool = False
+    """Translate each line as soon as it is entered, after a prompt; a bad line ends nothing."""
     search: Search = field(default_factory=Search)
     quiet: bool = False
     """Show no progress bar."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Print the log-probability that a system gives to translations, in total and per token."""
+
+    model: Positional[Path]
+    """Folder of a trained system."""
+    source: Positional[Path]
+    """Source text, one sentence per line."""
+    target: Positional[Path]
+    """Its translation, line by line."""
+    tokens: bool = False
+    """Also print each token with its log-probability."""
+    ensemble: tuple[Path, ...] = ()
+    """More systems with the same tokenizer: score with the mean of all probabilities."""
+    averaged: bool = False
+    """Use the average of the last checkpoints, even if its validation loss is higher."""
+    best: bool = False
+    """Use the best checkpoint, even if the average of the last ones is better."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device; auto takes an NVIDIA GPU if there is one, else the CPU; mps is Apple's GPU."""
+    output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
+    """File for the scores; - is the standard output."""
+    quiet: bool = False
+    """Show no progress bar."""
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Say what is wrong with a parallel text, without training."""
+
+    source: Positional[Path]
+    """Source text, one sentence per line."""
+    target: Positional[Path]
+    """Target text; line n must translate line n of the source."""
+    valid_files: tuple[Path, Path] | None = None
+    """Source and target text for validation, which should share no sentence with the first."""
+    max_words: int = Preparation.max_words
+    """Maximum words of a sentence."""
+    max_ratio: float = Preparation.max_ratio
+    """Maximum ratio of the lengths of a pair, in words."""
+    examples: int = 5
+    """Number of lines to name for each finding."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +242,20 @@ class Average:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write a system as CTranslate2, Hugging Face's transformers or ONNX read it."""
+
+    to: Literal["ctranslate2", "huggingface", "onnx"]
+    """Who is to read it."""
+    model: Positional[Path | None] = None
+    """Folder of a trained system (the small model that comes with the package by default)."""
+    out: Positional[Path | None] = None
+    """New folder, or one of an earlier export, which is replaced. It may be the only argument."""
+    precision: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Of the stored weights; for ctranslate2."""
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Clean a corpus, learn its sub-words and write shards, or resume where it stopped."""
 
@@ -223,6 +306,18 @@ class Sweep:
 
 
 Command: TypeAlias = (
-    Train | Translate | Parse | Evaluate | Compare | Ablation | Average | Plot | Prepare | Sweep
+    Train
+    | Translate
+    | Score
+    | Parse
+    | Evaluate
+    | Compare
+    | Ablation
+    | Average
+    | Plot
+    | Prepare
+    | Diagnose
+    | Export
+    | Sweep
 )
 COMMANDS: tuple[type, ...] = get_args(Command)

@@ -10,7 +10,7 @@ import operator
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -22,6 +22,7 @@ from annotated_transformer.cli.options import (
     COMMANDS,
     Command,
     Evaluate,
+    Export,
     Parse,
     Prepare,
     Train,
@@ -62,13 +63,25 @@ MEANT = {  # what other programs call it
         "--smoothing": "--label-smoothing",
         "--output": "--out --outfile",
         "--beam": "--num-beams --beam-size",
+        "--n-best": "--nbest --num-return-sequences",
+        "--finetune-from": "--init --finetune --finetune-from-model --restore-file --train-from",
+        "--patience": "--early-stopping --early-stopping-patience",
+        "--best-metric": "--metric-for-best-model --best-checkpoint-metric --valid-metrics",
+        "--sample": "--do-sample --sampling",
+        "--seed": "--random-seed",
+        "--ensemble": "--models",
     }.items()
     for other in others.split()
 }
 HINTS = get_type_hints(ModelOptions)
 CHOICES = {name: get_args(HINTS[name]) for name in ("preset", "architecture")}
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-DECIDING = "recipe corpus pair preset architecture prepared train_files valid_files".split()
+DECIDING = (
+    "recipe corpus pair preset architecture prepared train_files valid_files finetune_from".split()
+)
+OF_WEIGHTS = "tokenizer vocabulary preset architecture".split()  # fine-tuning keeps them
+SAMPLING = "temperature top_k top_p seed".split()
+MOST_BEST = 1000
 MOST_EXTRA = 2**16  # as many as a model's positions
 SYSTEM = "corpus prepared split mirror beam alpha averaged best device".split()  # not for two files
 
@@ -187,16 +200,39 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
     if isinstance(command, Train):
         check(command.options)
         check_sources(command.data)
+        if command.optim.finetune_from is not None:
+            refuse("comes with the weights of --finetune-from; leave it out", *OF_WEIGHTS)
         if not command.optim.average:
             refuse("has no effect without --average; give both", "average_every")
         if command.data.tokenizer == "words":
             refuse("has no effect with --tokenizer words; leave it out", "vocabulary")
     elif isinstance(command, Evaluate) and command.model is None and command.hypotheses:
         refuse("is for a system, not for two files", *SYSTEM)
+    elif isinstance(command, Export) and command.to != "ctranslate2":
+        refuse(f"has no effect with --to {command.to}; leave it out", "precision")
     if isinstance(command, Parse) and (command.extra < 1 or command.extra > MOST_EXTRA):
         raise UsageError(f"--extra {command.extra}: must be at least 1 and at most {MOST_EXTRA}")
+    if isinstance(command, Translate):
+        check_translate(command, refuse)
     if isinstance(command, Evaluate | Parse | Translate) and command.search.beam == 1:
         refuse("has no effect with --beam 1; leave one of them out", "alpha")
+
+
+def check_translate(command: Translate, refuse: Callable[..., None]) -> None:
+    """Raise UsageError for options of ``translate`` that contradict each other."""
+    if not command.sampling.sample:
+        refuse("has no effect without --sample; give both", *SAMPLING)
+    else:
+        refuse("is for a search, not for --sample; leave one of them out", "beam", "alpha")
+    if (count := command.n_best) is not None:
+        refuse("--n-best writes them anyway; leave it out", "scores")
+        beam = command.search.beam if not command.sampling.sample else None
+        most = min(beam or MOST_BEST, MOST_BEST)
+        if not 1 <= count <= most:
+            more = " (--beam)" if most < MOST_BEST else ""
+            raise UsageError(f"--n-best {count}: must be at least 1 and at most {most}{more}")
+    if command.interactive:
+        refuse("answers on the terminal; leave out --interactive, or this option", "output")
 
 
 def deciding(said: Mapping[str, str]) -> dict[str, str]:
@@ -238,7 +274,7 @@ def commands_help() -> str:
         f"usage: {NAME} COMMAND [OPTIONS]\n\nTrain and use translation systems, as in "
         f"'Attention Is All You Need'.\n\ncommands:\n{rows}\n\n"
         f"{NAME} COMMAND --help lists the options of a command.\n"
-        f"{NAME} {COMPLETION} SHELL prints a completion script for bash or zsh."
+        f"For completion in bash (or zsh): source <({NAME} {COMPLETION} bash)"
     )
 
 

@@ -41,6 +41,7 @@ from annotated_transformer.engine.texts import Texts
 from annotated_transformer.engine.trainer import Trainer, check_world
 from annotated_transformer.engine.treebanks import check_trees, is_parser
 from annotated_transformer.fast.products import Products, prepare_cpu
+from annotated_transformer.model.transformer import count_parameters
 from annotated_transformer.translation.evaluation import score
 
 
@@ -55,6 +56,9 @@ def run(command: Train) -> int:
         if isinstance(texts, Prepared):
             options = prepared_options(options, texts, command.recipe)
         folder = command.out or default_folder(options)
+        start = options.optim.finetune_from
+        if start is not None and folder.resolve() == start.resolve():
+            raise UsageError(f"--out {folder}: is also --finetune-from; choose another folder")
         products = prepare_cpu()
         trainer = Trainer(options, folder, texts, world)
         if world.main:
@@ -69,6 +73,8 @@ def run(command: Train) -> int:
         done = trainer.state.updates
         print_error(f"{how} after update {done}; run the same command to resume")
         return 0 if stopped is None else 128 + stopped
+    if trainer.state.out_of_patience(trainer.options.optim.patience):
+        log(stopped_early(trainer))
     scores = score_run(trainer, texts, bar)
     path = command.record or folder / "record.json"
     pairs, state = len(trainer.pairs), trainer.state
@@ -92,7 +98,8 @@ def default_folder(options: Options) -> Path:
     """Return the default of ``--out``, the folder for checkpoints."""
     model = options.model
     kind = model.preset if model.architecture == "transformer" else model.architecture
-    return Path("runs") / f"{options.data.corpus}-{options.data.pair}-{kind}"
+    tuned = "" if options.optim.finetune_from is None else "-finetuned"
+    return Path("runs") / f"{options.data.corpus}-{options.data.pair}-{kind}{tuned}"
 
 
 def load_texts(data: DataOptions, bar: bool, *, warn: bool = True) -> Texts:
@@ -147,6 +154,15 @@ def introduce(trainer: Trainer, texts: Texts, products: Products) -> None:
         log(str(products))
     if trainer.world.size > 1:
         log(f"{trainer.world.size} processes")
+    if (start := trainer.options.optim.finetune_from) is not None:
+        system, optim = trainer.system, trainer.options.optim
+        weights = start / system.training["finetuned"]["weights"]
+        log(
+            f"kept from {weights}: {count_parameters(system.model):,} weights, the tokenizer of "
+            f"{len(system.tokenizers[1]):,} entries, all sizes"
+        )
+        rate = "the paper's peak" if optim.peak is None else f"peak {optim.peak:g}"
+        log(f"new: optimizer state, data, learning-rate schedule ({rate}, warm-up {optim.warmup})")
     log(f"{len(trainer.pairs)} sentence pairs, checkpoints in {trainer.folder}")
 
 
@@ -160,6 +176,17 @@ def pace(trainer: Trainer) -> str:
     return (
         f"{state.updates} updates of {each:.2f} seconds, {state.tokens / seconds:.0f} target "
         f"tokens per second{rate}; {updates} take {timedelta(seconds=round(each * updates))}{loss}"
+    )
+
+
+def stopped_early(trainer: Trainer) -> str:
+    """Return why a run stopped before its last update."""
+    state, optim = trainer.state, trainer.options.optim
+    best = state.curve[-1 - state.stale] if state.stale < len(state.curve) else state.curve[0]
+    value = best.valid_bleu if optim.best_metric == "bleu" else best.valid_loss
+    return (
+        f"stopped after update {state.updates}: {state.stale} validations without a better "
+        f"{optim.best_metric} than {value} at update {best.update} (--patience {optim.patience})"
     )
 
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from annotated_transformer.cli.options import Parse, Translate
-from annotated_transformer.cli.output import STANDARD, check_target, log, write_output
+from annotated_transformer.cli.options import Parse, Sampled, Search, Translate
+from annotated_transformer.cli.output import STANDARD, check_target, log, print_error, write_output
 from annotated_transformer.cli.systems import beam_and_alpha, open_pretrained, open_system
 from annotated_transformer.data.files import CorpusError, write_atomically
-from annotated_transformer.data.text import read_lines
-from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.system import translate_lines
+from annotated_transformer.data.text import live_lines, read_lines
+from annotated_transformer.engine.config import UsageError, flag
+from annotated_transformer.engine.system import (
+    System,
+    Translation,
+    join_systems,
+    n_best_lines,
+    translate_lines,
+)
 from annotated_transformer.engine.treebanks import is_parser
+from annotated_transformer.fast.sampling import Sampling
 from annotated_transformer.pretrained import FOLDER, Pretrained
 
 BY = (
@@ -24,34 +37,157 @@ MOST_TOLD = 5  # reported lines with unknown words, and words per line
 
 
 def run(command: Translate) -> int:
-    """Translate the input, and write the output when all of it is done."""
+    """Translate the input, and write the output when all of it is done, or line by line."""
     folder, source = places(command)
-    own = FOLDER.iterdir() if folder is None else files_of(folder)
+    folders = [] if folder is None else [folder, *command.ensemble]
+    own = [path for each in folders for path in files_of(each)] or FOLDER.iterdir()
     check_target("--output", command.output, source, *own)
-    printed, search = command.output == STANDARD, command.search
+    if command.ensemble and folder is None:
+        raise UsageError("--ensemble: needs the folder of the first system, too; give it")
+    if command.interactive and source != STANDARD:
+        raise UsageError("--interactive: reads the standard input; leave out the file")
+    sampling = sampling_of(command.sampling)
     pretrained, by = None, BY
     if folder is None:
-        system, pretrained = open_pretrained(search)
+        system, pretrained = open_pretrained(command.search)
     else:
-        system, weights = open_system(folder, search)
-        by = str(folder / weights)
+        system, by = open_systems(folders, command.search)
+    decoder = Decoder(command, system, sampling, pretrained)
+    if (read := live_input(command, source)) is not None:
+        count = answer(command, decoder, read)
+    else:
+        lines, name = read_text(source, "" if folder else ", in German or English")
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        bar = not command.quiet and (terminal or command.output != STANDARD)
+        text, count = decoder.decode(lines, name, progress=bar), len(lines)
+        if command.output == STANDARD:
+            write_output(text)
+        else:
+            write_atomically(command.output, text.encode())
+        decoder.warn(lines, name)
+    if not command.quiet:
+        log(f"translated {count} line{'s' * (count != 1)} by {by}")
+    return 0
+
+
+def open_systems(folders: Sequence[Path], search: Search) -> tuple[System, str]:
+    """Load a system, or several as an ensemble; also return what to call them."""
+    found = [open_system(folder, search) for folder in folders]
+    names = [str(folder / weights) for folder, (_, weights) in zip(folders, found, strict=True)]
+    for folder, (system, _) in zip(folders, found, strict=True):
         if is_parser(system.languages):
             raise UsageError(f"{folder}: is a parser; use the command parse")
-    lines, name = read_text(source, "" if folder else ", in German or English")
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    bar = not command.quiet and (terminal or not printed)
-    beam, alpha = beam_and_alpha(search, system)
-    found = translate_lines(system, lines, beam=beam, alpha=alpha, name=name, progress=bar)
-    text = "".join(f"{line}\n" for line in found)
-    if printed:
-        write_output(text)
-    else:
-        write_atomically(command.output, text.encode())
-    if not command.quiet:
-        if pretrained is not None:
-            warn_of_words(pretrained, lines, name)
-        log(f"translated {len(lines)} line{'s' * (len(lines) != 1)} by {by}")
-    return 0
+    if len(found) == 1:
+        return found[0][0], names[0]
+    joined = join_systems([system for system, _ in found], [str(folder) for folder in folders])
+    return joined, f"the mean of {', '.join(names)}"
+
+
+def sampling_of(options: Sampled) -> Sampling | None:
+    """Return how to draw, if this was asked for; raise UsageError for a value out of range."""
+    if not options.sample:
+        return None
+    values = {each.name: getattr(options, each.name) for each in fields(Sampling)}
+    try:
+        return Sampling(**values)
+    except ValueError as error:
+        name, _, reason = str(error).partition(" ")
+        raise UsageError(f"{flag(name)} {reason}") from None
+
+
+@dataclass
+class Decoder:
+    """Translates lines into what is written, as the options say."""
+
+    command: Translate
+    system: System
+    sampling: Sampling | None
+    pretrained: Pretrained | None
+
+    def decode(
+        self, lines: Sequence[str], name: str, *, first: int = 1, progress: bool = False
+    ) -> str:
+        """Return the output for some lines, of which ``first`` is the number of the first."""
+        count, search = self.command.n_best, self.command.search
+        beam, alpha = beam_and_alpha(search, self.system)
+        options: dict[str, Any] = {"name": name, "first": first, "progress": progress}
+        if self.sampling is None and count is None and not self.command.scores:
+            found = translate_lines(self.system, lines, beam=beam, alpha=alpha, **options)
+            return "".join(f"{line}\n" for line in found)
+        best, sampling = count or 1, self.sampling
+        beam = beam if search.beam else max(beam, best)
+        several = n_best_lines(
+            self.system, lines, n_best=best, beam=beam, alpha=alpha, sampling=sampling, **options
+        )
+        return "".join(
+            self.row(number, each)
+            for number, some in enumerate(several, first)
+            for each in some or [Translation("", 0.0, 0.0, [])]
+        )
+
+    def row(self, number: int, found: Translation) -> str:
+        """Return a line of the output; a translation of a blank line is blank."""
+        columns = [str(number)] if self.command.n_best is not None else []
+        if columns or self.command.scores:
+            columns += [f"{found.score:.4f}", f"{found.log_probability:.4f}"]
+        return "\t".join([*columns, found.text]) + "\n"
+
+    def warn(self, lines: Sequence[str], name: str, first: int = 1) -> None:
+        """Report words that the package's model has never seen."""
+        if self.pretrained is not None and not self.command.quiet:
+            warn_of_words(self.pretrained, lines, name, first)
+
+
+def live_input(command: Translate, source: Path) -> Callable[[int], bytes] | None:
+    """Return what reads a pipe or terminal whose lines are to be answered as they come.
+
+    None if the input is a file, or the output is one, which appears when all is translated.
+    """
+    if source != STANDARD or command.output != STANDARD or sys.stdin is None:
+        return None
+    try:
+        number = sys.stdin.fileno()
+        mode = os.fstat(number).st_mode
+    except (OSError, ValueError):  # a stream of Python's own
+        return sys.stdin.buffer.readline if command.interactive else None
+    if command.interactive or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(number):
+        return partial(os.read, number)
+    return None
+
+
+def answer(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -> int:
+    """Translate lines as they come, and return their number.
+
+    A batch is what has come while the last one was translated. With ``--interactive``, each line
+    is a batch, after a prompt if a terminal asks, and one that is too long is reported alone.
+    """
+    name, count, asks = "standard input", 0, False
+    if sys.stdin is not None and sys.stdin.isatty():
+        languages = "" if decoder.pretrained is None else ", in German or English"
+        log(f"enter one sentence per line{languages}; Ctrl-D ends")
+        asks = command.interactive
+    prompt(asks)
+    for chunk in live_lines(read, name):
+        for lines in [[line] for line in chunk] if command.interactive else [chunk]:
+            decoder.warn(lines, name, count + 1)
+            try:
+                write_output(decoder.decode(lines, name, first=count + 1))
+            except CorpusError as error:
+                if not command.interactive:
+                    raise
+                print_error(error)
+            count += len(lines)
+        prompt(asks)
+    if asks:
+        log("")
+    return count
+
+
+def prompt(asks: bool) -> None:
+    """Show that a line is expected, if a terminal asks."""
+    if asks and sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print("> ", end="", file=sys.stderr, flush=True)
 
 
 def files_of(folder: Path) -> Iterator[Path]:
@@ -70,9 +206,9 @@ def places(command: Translate | Parse) -> tuple[Path | None, Path]:
     return path, command.input
 
 
-def warn_of_words(pretrained: Pretrained, lines: Sequence[str], name: str) -> None:
+def warn_of_words(pretrained: Pretrained, lines: Sequence[str], name: str, first: int = 1) -> None:
     """Report the words of a text that the package's model has never seen."""
-    found = {number: pretrained.unknown(line) for number, line in enumerate(lines, 1)}
+    found = {number: pretrained.unknown(line) for number, line in enumerate(lines, first)}
     told = [(number, words) for number, words in found.items() if words]
     for number, words in told[:MOST_TOLD]:
         log(f"{name}, line {number}: the model does not know {', '.join(words[:MOST_TOLD])}")

@@ -129,6 +129,11 @@ class CleaningReport:
     first: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def drop(self, reason: str, name: str, number: int) -> None:
+        """Count a pair that was dropped, given its text's name and its line."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.first.setdefault(reason, f"{name}, line {number}")
+
     @property
     def kept(self) -> int:
         """Number of pairs kept."""
@@ -185,8 +190,7 @@ def clean(
             if not (reason or is_new or options.keep_duplicates):
                 reason = "duplicate"
             if reason:
-                report.dropped[reason] = report.dropped.get(reason, 0) + 1
-                report.first.setdefault(reason, f"{source[0]}, line {number}")
+                report.drop(reason, source[0], number)
             else:
                 yield pair
         report.pairs += len(block)

@@ -6,7 +6,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -427,14 +427,46 @@ def _joined(parts: list[ParallelText]) -> ParallelText:
     )
 
 
-def _grammar_text(
-    languages: tuple[str, str], split: str, size: int | None, seed: int
+def text_of_lines(
+    source: Sequence[str],
+    target: Sequence[str],
+    languages: tuple[str, str] = ("de", "en"),
+    *,
+    name: str = "files",
+    split: str = "train",
+    origin: str = "lists of lines",
 ) -> ParallelText:
-    pairs = grammar_pairs(split, size, seed)
-    source, target = (tuple(pair.text(language) for pair in pairs) for language in languages)
+    """Return a parallel text of two lists: item *n* of one translates item *n* of the other.
+
+    Args:
+        source: Sentences, none of them blank.
+        target: Their translations.
+        languages: The two languages, for labels only.
+        name: The corpus, for records.
+        split: The split, for records and as the name of the sides.
+        origin: Where the lines are from, for records.
+
+    Raises:
+        CorpusError: There are no lines, one is blank, or the numbers differ.
+    """
+    if len(source) != len(target) or not source:
+        raise CorpusError(
+            f"{origin}: {len(source)} lines and {len(target)} translations; give as many of both"
+        )
+    for number, pair in enumerate(zip(source, target, strict=True), 1):
+        if not all(map(str.strip, pair)):
+            raise CorpusError(f"{origin}: pair {number} has a blank side; leave it out")
     checksums = tuple(
         (f"{split}.{language}", hashlib.sha256("\n".join(side).encode()).hexdigest())
         for language, side in zip(languages, (source, target), strict=True)
     )
+    return ParallelText(name, split, languages, tuple(source), tuple(target), origin, checksums)
+
+
+def _grammar_text(
+    languages: tuple[str, str], split: str, size: int | None, seed: int
+) -> ParallelText:
+    pairs = grammar_pairs(split, size, seed)
+    source, target = ([pair.text(language) for pair in pairs] for language in languages)
     origin = f"written by the grammar, seed {seed}"
-    return ParallelText("grammar", split, languages, source, target, origin, checksums)
+    return text_of_lines(source, target, languages, name="grammar", split=split, origin=origin)

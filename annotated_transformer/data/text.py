@@ -11,7 +11,7 @@ import itertools
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -151,6 +151,44 @@ def stream_lines(
             yield _decode(row, f"{name}, line {number}", errors)
         while digest and (rest := source.read(1 << 16)):  # after the end of compressed data
             digest.update(rest)
+
+
+def live_lines(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]:
+    """Yield the lines of a pipe or terminal as they come, so that each can be answered at once.
+
+    A list holds the lines that were complete after one read: a single one if the writer waits for
+    the answer, up to 64 KB of them if he does not. Compressed text is read to its end first.
+
+    Args:
+        read: Waits for bytes, and returns those that have come, at most so many; none at the end.
+        name: Its name in errors.
+
+    Raises:
+        CorpusError: As in :func:`stream_lines`; the lines before the bad one are yielded first.
+    """
+    with reading(name):
+        data = read(1 << 16)
+        if is_page(data[:512]) or any(start.match(data) for start, _ in PACKED):
+            data += b"".join(iter(lambda: read(1 << 16), b""))
+            yield list(stream_lines(io.BytesIO(data), name=name))
+            return
+        rest, number = b"", 1
+        data = data.removeprefix(codecs.BOM_UTF8)
+        while data or rest:
+            *rows, rest = (rest + data).split(b"\n")
+            if rest and (not data or len(rest) > MAX_LINE + 1):  # a last line without its end
+                rows, rest = [*rows, rest], b""
+            lines = []
+            for row in rows:
+                try:
+                    lines.append(_decode(row, f"{name}, line {number}", "strict"))
+                except CorpusError:
+                    yield lines
+                    raise
+                number += 1
+            if lines:
+                yield lines
+            data = read(1 << 16) if data else b""
 
 
 def _decode(row: bytes, place: str, errors: str) -> str:

@@ -60,7 +60,14 @@ class DataOptions:
     """Folder with the corpora's files, to read instead of downloading."""
 
 
-PLACES = ("train_files", "valid_files", "prepared", "mirror")  # where the data is, not what it is
+OF_WEIGHTS = "tokenizer vocabulary architecture preset layers dropout".split()  # for fine-tuning
+PLACES = (
+    "train_files",
+    "valid_files",
+    "prepared",
+    "mirror",
+    "finetune_from",
+)  # where the data is, not what it is
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,14 @@ class OptimOptions:
     """Average the weights of this many last snapshots at the end; 0 for none."""
     average_every: int | None = option(None, least=1)
     """Updates between those snapshots (one epoch by default)."""
+    finetune_from: Path | None = None
+    """Start from the weights of this run, with its tokenizer and sizes, and train on other text."""
+    eval_bleu: bool = False
+    """At each validation, also translate the text greedily and log BLEU."""
+    best_metric: Literal["loss", "bleu"] = "loss"
+    """What makes weights the best, and what --patience waits for: validation loss, or BLEU."""
+    patience: int | None = option(None, least=1)
+    """Stop after so many validations in a row without better weights (never by default)."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +228,12 @@ def check(options: Options) -> None:
         raise UsageError("--corpus wmt14: too large for memory; prepare it for --prepared FOLDER")
     if options.data.corpus not in CORPORA:
         raise UsageError(f"--corpus {options.data.corpus}: choose among {', '.join(CORPORA)}")
+    if options.optim.best_metric == "bleu" and not options.optim.eval_bleu:
+        raise UsageError("--best-metric bleu: needs --eval-bleu; give both")
+    if options.optim.eval_bleu and options.data.pair.endswith("-trees"):
+        raise UsageError("--eval-bleu: not for a parser; leave it out")
+    if options.optim.eval_bleu and options.run.sharded:
+        raise UsageError("--eval-bleu: needs whole weights; leave out --sharded")
     model, usual = options.model, ModelOptions()
     if model.architecture != "transformer":
         shared = ("architecture", "layers", "dropout")  # that other architectures have, too
@@ -367,7 +388,34 @@ def defaults(said: Mapping[str, Any]) -> Options:
     if said.get("preset", model.preset) != model.preset:
         sizes: dict[str, Any] = {x.name: None for x in fields(model) if x.metadata.get("size")}
         model = replace(model, preset=said["preset"], **sizes)
-    return replace(options, model=model)
+    options = replace(options, model=model)
+    if said.get("finetune_from"):
+        options = options.replace(**options_of_run(Path(said["finetune_from"])))
+    return options
+
+
+def options_of_run(folder: Path) -> dict[str, Any]:
+    """Return the options that a run's weights and tokenizer fix, which fine-tuning starts from.
+
+    Raises:
+        UsageError: It is no run, or its description is damaged.
+    """
+    place = f"--finetune-from {folder}"
+    if not (path := folder / "config.json").exists():
+        raise UsageError(f"{place}: there is no run; give the folder of one")
+    data = read_json(path, place)
+    try:
+        known, sizes = Options().described(), data["model"]
+        trained = data["training"].get("options", {})
+        found = {name: trained[name] for name in OF_WEIGHTS if name in trained}
+        for each in fields(ModelOptions) if data["architecture"] == "transformer" else ():
+            if each.metadata.get("config") in sizes:
+                found[each.name] = sizes[each.metadata["config"]]
+        found |= {"pair": "-".join(data["languages"]), "max_len": sizes["max_len"]}
+        check(Options().replace(**{name: found[name] for name in found if name in known}))
+    except (LookupError, TypeError, AttributeError, UsageError) as error:
+        raise UsageError(f"{place}: config.json is damaged ({error}); give another run") from None
+    return found
 
 
 def choose(said: Mapping[str, Any]) -> Options:

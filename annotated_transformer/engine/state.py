@@ -19,6 +19,7 @@ class Point:
     train_loss: float  # mean since the previous point, with dropout active
     valid_loss: float
     tokens_per_second: int  # target tokens, since the previous point
+    valid_bleu: float | None = None  # of the greedy translation, if asked for
 
 
 @dataclass
@@ -56,6 +57,8 @@ class TrainState:
     tokens: int = 0  # target tokens
     flops: int = 0  # operations; 0 if they cannot be counted
     best: float | None = None  # the lowest validation loss
+    best_bleu: float | None = None  # the highest BLEU on the validation text
+    stale: int = 0  # validations since the best weights
     curve: list[Point] = field(default_factory=list)
     recent: Progress = field(default_factory=Progress)  # since the last validation
     window: Window = field(default_factory=Window)
@@ -71,8 +74,8 @@ class TrainState:
         self.recent += made
         self.window.add(made, flops, rate)
 
-    def validated(self, made: Progress) -> bool:
-        """Add a point to the curve; return whether it is the best so far."""
+    def validated(self, made: Progress, bleu: float | None = None, metric: str = "loss") -> bool:
+        """Add a point to the curve; return whether it is the best so far by the metric."""
         self.seconds += made.seconds
         self.curve.append(
             Point(
@@ -82,12 +85,21 @@ class TrainState:
                 round(self.recent.loss, 4),
                 round(made.loss, 4),
                 round(self.recent.speed),
+                bleu,
             )
         )
         self.recent = Progress()
-        better = self.best is None or math.isnan(self.best) or made.loss < self.best
-        self.best = made.loss if better else self.best
+        lower = self.best is None or math.isnan(self.best) or made.loss < self.best
+        higher = bleu is not None and (self.best_bleu is None or bleu > self.best_bleu)
+        self.best = made.loss if lower else self.best
+        self.best_bleu = bleu if higher else self.best_bleu
+        better = higher if metric == "bleu" else lower
+        self.stale = 0 if better else self.stale + 1
         return better
+
+    def out_of_patience(self, patience: int | None) -> bool:
+        """Whether so many validations in a row have brought no better weights."""
+        return patience is not None and self.stale >= patience
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -17,11 +17,13 @@ from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.texts import Tokenizers
 from annotated_transformer.fast.decoding import keep_decoder_weights
+from annotated_transformer.fast.ensemble import Ensemble
+from annotated_transformer.fast.sampling import Sampling, sample
 from annotated_transformer.fast.search import beam_search, greedy_search
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.transformer import PRESETS, ModelConfig
 from annotated_transformer.training.batches import token_batches
-from annotated_transformer.translation.beam_search import check_search
+from annotated_transformer.translation.beam_search import Hypothesis, check_search
 from annotated_transformer.translation.tokenizers import BPETokenizer
 
 Architecture: TypeAlias = ModelConfig | RecurrentConfig | ConvolutionConfig
@@ -35,6 +37,7 @@ ATTENTION: Mapping[str, Literal["none", "additive", "dot"]] = {
     "rnn-attention": "additive",
     "rnn-dot": "dot",
 }
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -70,6 +73,31 @@ class System:
         """SHA-256 of the tokenizers; weights work only with the tokenizers they were trained on."""
         text = "\n".join(tokenizer.to_json() for tokenizer in self.tokenizers)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def join_systems(systems: Sequence[System], names: Sequence[str] = ()) -> System:
+    """Return an ensemble, which decodes with the mean of the systems' probabilities.
+
+    Args:
+        systems: One or more; with one tokenizer, but of any architecture.
+        names: Of the systems in errors (``system 1`` and so on by default).
+
+    Raises:
+        UsageError: Two systems have different vocabularies or languages.
+    """
+    said = names or [f"system {number}" for number in range(1, len(systems) + 1)]
+    for system, name in zip(systems, said, strict=True):
+        for what, own, other in (
+            ("languages", system.languages, systems[0].languages),
+            ("a vocabulary", system.fingerprint, systems[0].fingerprint),
+        ):
+            if own != other:
+                raise UsageError(
+                    f"{name}: has {what} other than {said[0]}; an ensemble needs systems that were "
+                    "trained with the same tokenizer"
+                )
+    shortest = min(systems, key=lambda system: system.config.max_len)
+    return replace(shortest, model=Ensemble([system.model for system in systems]).eval())
 
 
 def architecture(config: Architecture) -> str:
@@ -119,6 +147,23 @@ def fresh_model(tokenizers: Tokenizers, config: Architecture, seed: int) -> Enco
         raise UsageError(f"--architecture {architecture(config)}: {error}") from None
 
 
+@dataclass(frozen=True)
+class Translation:
+    """One output of a search, as text.
+
+    Attributes:
+        text: The translation.
+        score: What the search ranks by: the log-probability divided by the length penalty.
+        log_probability: Natural logarithm of the output's probability, its end symbol included.
+        tokens: Token numbers, without special symbols.
+    """
+
+    text: str
+    score: float
+    log_probability: float
+    tokens: list[int]
+
+
 def translate_lines(
     system: System,
     lines: Sequence[str],
@@ -127,6 +172,7 @@ def translate_lines(
     alpha: float = 0.6,
     max_tokens: int = 4096,
     name: str = "input",
+    first: int = 1,
     progress: bool = False,
 ) -> list[str]:
     """Translate lines, each on its own; blank lines stay blank.
@@ -138,6 +184,7 @@ def translate_lines(
         alpha: Strength of the length penalty in beam search.
         max_tokens: Maximum source tokens of a batch, over all hypotheses.
         name: Name of the input in errors.
+        first: Number of the first line in errors.
         progress: Show a progress bar.
 
     Raises:
@@ -145,26 +192,134 @@ def translate_lines(
         ValueError: The beam or alpha is out of range.
     """
     check_search(beam, alpha)
+
+    def best(sources: list[list[int]], _: list[int], limit: int) -> list[str]:
+        found = best_outputs(system.model, sources, limit, beam, alpha)
+        return [text_of(system, tokens) for tokens in found]
+
+    room = max_tokens // beam
+    return decode_lines(system, lines, best, "", room, name=name, first=first, progress=progress)
+
+
+def n_best_lines(
+    system: System,
+    lines: Sequence[str],
+    *,
+    n_best: int = 1,
+    beam: int = 4,
+    alpha: float = 0.6,
+    sampling: Sampling | None = None,
+    max_tokens: int = 4096,
+    name: str = "input",
+    first: int = 1,
+    progress: bool = False,
+) -> list[list[Translation]]:
+    """Translate lines like :func:`translate_lines`, and return several translations with scores.
+
+    Args:
+        system: A trained system.
+        lines: Sentences.
+        n_best: Most translations of each line.
+        beam: Beam size, at least ``n_best``; 1 is greedy decoding.
+        alpha: Strength of the length penalty.
+        sampling: Draw each translation, in place of the search: ``beam`` and ``alpha`` are not
+            used. What is drawn for a line depends on its number and the seed, not on the others.
+        max_tokens: Maximum source tokens of a batch, over all hypotheses.
+        name: Name of the input in errors.
+        first: Number of the first line, in errors and for the random numbers.
+        progress: Show a progress bar.
+
+    Returns:
+        For each line its translations, the best first; none for a blank line. A search finds fewer
+        than ``n_best`` where no more outputs are possible; two may have the same text, if their
+        tokens differ.
+
+    Raises:
+        CorpusError: A line is longer than the model's limit.
+        ValueError: An option is out of range.
+    """
+    if n_best < 1:
+        raise ValueError(f"n_best {n_best}: must be at least 1")
+    if sampling is None:
+        check_search(beam, alpha, n_best)
+    model = system.model
+
+    def search(sources: list[list[int]], numbers: list[int], limit: int) -> list[list[Translation]]:
+        if sampling is None:
+            found = beam_search(
+                model, sources, beam=beam, alpha=alpha, max_len=limit, n_best=n_best
+            )
+        else:
+            again = [source for source in sources for _ in range(n_best)]
+            names = [f"{number} {i}" for number in numbers for i in range(n_best)]
+            drawn = sample(model, again, sampling, max_len=limit, names=names)
+            ordered = [drawn[i : i + n_best] for i in range(0, len(drawn), n_best)]
+            found = [sorted(some, key=lambda each: -each.score) for some in ordered]
+        return [[translation(system, each) for each in some] for some in found]
+
+    room, blank = max_tokens // (beam if sampling is None else n_best), list[Translation]()
+    return decode_lines(
+        system, lines, search, blank, room, name=name, first=first, progress=progress
+    )
+
+
+def translation(system: System, found: Hypothesis) -> Translation:
+    """Return what a search has found as text."""
+    text = text_of(system, found.tokens)
+    return Translation(text, found.score, found.log_probability, found.tokens)
+
+
+def text_of(system: System, tokens: Sequence[int]) -> str:
+    """Return target tokens as one line of text."""
+    return " ".join(system.tokenizers[1].decode(tokens).split())
+
+
+def decode_lines(
+    system: System,
+    lines: Sequence[str],
+    search: Callable[[list[list[int]], list[int], int], Sequence[Found]],
+    blank: Found,
+    max_tokens: int,
+    *,
+    name: str,
+    first: int,
+    progress: bool,
+) -> list[Found]:
+    """Decode lines in batches of similar length.
+
+    Args:
+        system: A trained system.
+        lines: Sentences.
+        search: Takes sources, their line numbers, and most tokens of an output.
+        blank: The result for a blank line.
+        max_tokens: Maximum source tokens of a batch.
+        name: Name of the input in errors.
+        first: Number of the first line.
+        progress: Show a progress bar.
+
+    Raises:
+        CorpusError: A line is longer than the model's limit.
+    """
     limit = system.config.max_len - 1
     ids = [system.tokenizers[0].encode(line) if line.strip() else [] for line in lines]
-    for number, tokens in enumerate(ids, 1):
+    for number, tokens in enumerate(ids, first):
         if len(tokens) > limit:
             raise CorpusError(
                 f"{name}, line {number}: {len(tokens)} tokens, more than the {limit} that fit "
                 "the model; split the line into sentences"
             )
     full = [i for i, tokens in enumerate(ids) if tokens]
-    out = [""] * len(lines)
+    out = [blank] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]
-    order = token_batches(lengths, max(max_tokens // beam, limit + 1), shuffle=False)
+    order = token_batches(lengths, max(max_tokens, limit + 1), shuffle=False)
     closed = sys.stderr is None  # by the parent process
     bar = tqdm(total=len(full), unit="line", disable=not progress or closed, file=sys.stderr)
     with bar, keep_decoder_weights(system.model):
         for batch in order:
-            sources = [ids[full[int(i)]] for i in batch]
-            found = best_outputs(system.model, sources, limit, beam, alpha)
-            for i, tokens in zip(batch, found, strict=True):
-                out[full[int(i)]] = " ".join(system.tokenizers[1].decode(tokens).split())
+            chosen = [full[int(i)] for i in batch]
+            sources, numbers = [ids[i] for i in chosen], [first + i for i in chosen]
+            for i, found in zip(chosen, search(sources, numbers, limit), strict=True):
+                out[i] = found
             bar.update(len(batch))
     return out
 

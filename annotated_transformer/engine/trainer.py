@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from annotated_transformer.engine.checkpointer import Checkpointer, SaveClock, c
 from annotated_transformer.engine.checkpoints import (
     WEIGHTS,
     load_system,
+    load_weights,
     save_description,
     save_weights,
+    weights_of,
 )
 from annotated_transformer.engine.config import Options, UsageError, check, flag
 from annotated_transformer.engine.interruption import interruption
@@ -33,8 +37,9 @@ from annotated_transformer.engine.texts import (
     longest,
     updates_to_come,
 )
+from annotated_transformer.engine.tuning import load_start
 from annotated_transformer.engine.updater import Updater, prefetched
-from annotated_transformer.engine.validator import Validator
+from annotated_transformer.engine.validator import Validator, bleu_of
 from annotated_transformer.training.distributed import DistributedWorld
 from annotated_transformer.training.loop import NonFiniteError
 
@@ -79,6 +84,7 @@ class Trainer:
         try:
             opened = world.main_first(lambda: open_run(options, texts, self.files))
             self.system, self.pairs, valid = opened
+            self.texts = texts
             self.updater = Updater(
                 self.system, self.pairs, options, world, precision, self.folder, compiler
             )
@@ -118,7 +124,8 @@ class Trainer:
         optim, run, state = self.options.optim, self.options.run, self.state
         clock, goal = SaveClock(run.save_every), state.updates + (run.steps or optim.updates)
         begun, gpu = (state.epoch, state.epoch_start), self.updater.precision.device.type != "cpu"
-        coming = updates_to_come(self.pairs, optim, state.updates, begun)
+        total = state.updates if state.out_of_patience(optim.patience) else optim.updates
+        coming = updates_to_come(self.pairs, replace(optim, updates=total), state.updates, begun)
         make = self.updater.batches
         for (epoch, left, groups), batches in prefetched(coming, lambda x: make(x[2]), gpu):
             if epoch != state.epoch:
@@ -131,6 +138,7 @@ class Trainer:
                 state.window = Window()
             if last or not left:
                 self.validate(log)
+                last = last or state.out_of_patience(optim.patience)
             ended = not left if every is None else not state.updates % every
             if optim.average and (last or ended):
                 self.files.snapshot(self.system, state.updates, optim.average)
@@ -141,6 +149,8 @@ class Trainer:
             if (stops or pauses) and not last:
                 self.stopped = (stop[0] if stop else signal.SIGTERM) if stops else None
                 return False
+            if last:
+                break
         if not state.learned:
             words = f"all {state.updates} updates failed: the weights are still the initial ones"
             raise NonFiniteError(math.nan, math.nan, state.tokens, words)
@@ -152,12 +162,17 @@ class Trainer:
         self.files.save(self.system, self.updater.optimizer, checkpoint)
 
     def validate(self, log: RunLog) -> None:
-        """Measure and log the validation loss, and save the weights if they are the best."""
-        found = self.validator.measure(self.updater.replica)
-        if self.state.validated(found):
+        """Measure and log the validation loss, and BLEU; save the weights if they are the best."""
+        found, bleu, optim = self.validator.measure(self.updater.replica), None, self.options.optim
+        if optim.eval_bleu:
+            begun = time.perf_counter()
+            own = bleu_of(self.system, self.texts) if self.world.main else 0.0
+            (bleu,) = self.world.sum(own)  # the same in all processes
+            found = replace(found, seconds=found.seconds + time.perf_counter() - begun)
+        if self.state.validated(found, bleu, optim.best_metric):
             data = {"valid_loss": found.loss, "update": self.state.updates}
             save_weights(self.system, self.folder / WEIGHTS, write=self.world.main, **data)
-        log.write(self.state, valid_loss=found.loss)
+        log.write(self.state, valid_loss=found.loss, valid_bleu=bleu)
 
 
 def check_world(options: Options, world: DistributedWorld | None) -> None:
@@ -217,17 +232,22 @@ def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
     """Return a system with initial weights: a new one, or that of the run in ``folder``."""
     text = texts if isinstance(texts, Prepared) else texts[0]
     described = {"options": options.described(), "checksums": dict(text.checksums)}
+    before = None if options.optim.finetune_from is None else load_start(options, text)
+    if before is not None:
+        described["finetuned"] = before.training["finetuned"]
     if folder is None:
-        tokenizers = learn_tokenizers(text, options.data)
+        tokenizers = learn_tokenizers(text, options.data) if before is None else before.tokenizers
         config = model_config(options, tokenizers[0] is tokenizers[1])
-        model = fresh_model(tokenizers, config, options.optim.seed)
-        return System(model, config, text.languages, tokenizers, described)
-    system = load_system(folder, weights=None)
-    done = max((int(path.stem) for path in checkpoint_paths(folder)), default=0)
-    check_same(system.training, described, folder, done)
-    system.training = described
-    system.model = fresh_model(system.tokenizers, system.config, options.optim.seed)
-    return system
+        languages = text.languages
+    else:
+        begun = load_system(folder, weights=None)
+        tokenizers, config, languages = begun.tokenizers, begun.config, begun.languages
+        done = max((int(path.stem) for path in checkpoint_paths(folder)), default=0)
+        check_same(begun.training, described, folder, done)
+    model = fresh_model(tokenizers, config, options.optim.seed)
+    if before is not None:
+        load_weights(model, weights_of(before.model), str(options.optim.finetune_from))
+    return System(model, config, languages, tokenizers, described)
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: int) -> None:
@@ -248,6 +268,9 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: 
                 f"{folder}: its run was started with {flag(name)} {was}, not {now_is}; give the "
                 "same options to resume it, or choose another folder with --out"
             )
+    words = "to resume it, or choose another folder with --out"
     if before.get("checksums") != now["checksums"]:
-        words = "give the same text to resume it, or choose another folder with --out"
-        raise UsageError(f"{folder}: its run was started on another text; {words}")
+        raise UsageError(f"{folder}: its run was started on another text; give the same {words}")
+    if before.get("finetuned") != now.get("finetuned"):
+        reason = "its run was started with other weights"
+        raise UsageError(f"{folder}: {reason}; give the same --finetune-from {words}")

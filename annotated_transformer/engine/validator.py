@@ -6,10 +6,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpoints import AVERAGED, average_system, load_tensors
 from annotated_transformer.engine.precision import PreciseLoss, Precision
-from annotated_transformer.engine.texts import longest
+from annotated_transformer.engine.system import System, translate_lines
+from annotated_transformer.engine.texts import Texts, longest
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.training.batches import Batch, token_batches
 from annotated_transformer.training.distributed import (
@@ -19,6 +21,7 @@ from annotated_transformer.training.distributed import (
     reshard,
 )
 from annotated_transformer.training.loop import Progress, evaluate
+from annotated_transformer.translation.evaluation import score
 
 
 class Validator:
@@ -57,3 +60,17 @@ class Validator:
 
         average_system(folder, last, measure=measure)
         return float(load_tensors(folder / AVERAGED, verify=False)[1]["valid_loss"])
+
+
+def bleu_of(system: System, texts: Texts) -> float:
+    """Return BLEU of a system's greedy translation of the validation text.
+
+    Random states do not change. Sentences that are too long for the model are left out.
+    """
+    text = texts.text("val") if isinstance(texts, Prepared) else texts[1]
+    limit, encode = system.config.max_len, system.tokenizers[0].encode
+    pairs = [pair for pair in text if len(encode(pair[0])) < limit]
+    system.model.eval()  # the next update sets it to training again
+    found = translate_lines(system, [source for source, _ in pairs])
+    targets = [target for _, target in pairs]
+    return float(score(found, targets, lowercase=system.lowercase)["bleu"]) if pairs else 0.0

@@ -115,7 +115,7 @@ DAMAGES: dict[str, Damage] = {
 }
 NEWEST = "training/00000004.safetensors"
 READ = {  # which commands read which files of a run
-    "config.json": ("translate", "train", "evaluate"),
+    "config.json": ("translate", "train", "evaluate", "export"),
     "tokenizer.json": ("translate", "train"),
     "model.safetensors": ("translate", "ablation"),
     "averaged.safetensors": ("translate",),
@@ -130,6 +130,7 @@ IN_COPY = {
     "evaluate": "evaluate run --corpus grammar",
     "ablation": "ablation run",
     "plot": "plot run",
+    "export": "export run out --to ctranslate2",
 }
 
 

@@ -71,7 +71,29 @@ PLACES = {  # where a text is read: the words, and which of them it is
     "prepare, target": (PREPARE, 4),
     "prepare, validation": (PREPARE, 7),
     "recipe": (f"{TRAIN} --recipe x", -1),
+    "score, source": ("score @run @text/valid.de @text/valid.en --quiet -o out", 2),
+    "score, target": ("score @run @text/valid.de @text/valid.en --quiet -o out", 3),
 }
+FOUND = {  # what diagnose finds in a text, so that it is no error
+    "latin-1", "utf-16", "utf-16 without a mark", "NUL bytes", "lone surrogates", "random bytes",
+    "a line less", "a line more", "blank lines",
+}  # fmt: skip
+
+
+def diagnosed() -> Iterator[Case]:
+    """Every bad text on both sides of what is diagnosed: findings are no error."""
+    for kind, (path, make) in {**BAD_TEXTS, **SHORT, **BLANK}.items():
+        for number, side in ((1, "source"), (2, "target")):
+            words = ["diagnose", "@text/valid.de", "@text/valid.en"]
+            words[number] = path
+            yield Case(
+                f"diagnose, {side}: {kind}",
+                tuple(words),
+                make,
+                status=(0,) if kind in FOUND else (2,),
+                names=re.split(r"[\n/]", path)[0] if path else "empty",
+                job={"user": kind == "unreadable"},
+            )
 
 
 def texts() -> Iterator[Case]:
@@ -79,12 +101,13 @@ def texts() -> Iterator[Case]:
     for where, (line, number) in PLACES.items():
         command = where.split(",")[0]
         kinds = {**BAD_TEXTS, **({} if command in ("translate", "parse", "recipe") else SHORT)}
-        kinds |= BLANK if command in ("train", "prepare") else {}
+        kinds |= BLANK if command in ("train", "prepare", "score") else {}
         for kind, (path, make) in kinds.items():
             words = line.split()
             words[number] = path
             names = re.split(r"[\n/]", path)[0] if path else "empty"
-            if kind == "blank lines" or (command == "prepare" and kind == "lone surrogates"):
+            dropped = {"prepare": ("blank lines", "lone surrogates"), "train": ("blank lines",)}
+            if kind in dropped.get(command, ()):
                 names = ""  # such lines are dropped, and nothing is left
             yield Case(
                 f"{where}: {kind}",
@@ -102,10 +125,13 @@ COMPLETE = {  # lines that work, but for what is added
     "translate": "translate @run @text/is --quiet -o out",
     "parse": "parse @parser @text/is --quiet -o out",
     "evaluate": "evaluate @run --corpus grammar",
+    "score": "score @run @text/valid.de @text/valid.en --quiet -o out",
+    "diagnose": "diagnose @text/valid.de @text/valid.en",
     "compare": "compare @text/is @text/is --references @text/is",
     "ablation": "ablation @run",
     "average": "average @run",
     "plot": "plot @run",
+    "export": "export @run out --to ctranslate2",
     "prepare": PREPARE,
     "sweep": "sweep table3-grammar --plan",
 }
@@ -135,7 +161,10 @@ def option_values() -> Iterator[Case]:
     """Bad values of every option that takes one, every option misspelt, and what is no option."""
     for kind in COMMANDS:
         command = kind.__name__.lower()
-        line, positional = COMPLETE[command], ("--model", "--input", "--first", "--second", "--out")
+        line, positional = (
+            COMPLETE[command],
+            (*("--model", "--input", "--first", "--second", "--out", "--source", "--target"),),
+        )
         for option, hint in options_of(kind):
             if option in positional and command != "train":
                 continue
@@ -193,6 +222,72 @@ translate @run @text/is --quiet --beam 0                        | --beam
 translate @run @text/is --quiet --beam 999                      | --beam
 translate @run @text/is --quiet --alpha 11                      | --alpha
 translate @run @text/is --quiet --device cuda                   | --device
+translate @run @text/is --temperature 0.5               | --temperature
+translate @run @text/is --top-k 5                       | --top-k
+translate @run @text/is --top-p 0.5                     | --top-p
+translate @run @text/is --seed 5                        | --seed
+translate @run @text/is --sample --beam 2               | --beam
+translate @run @text/is --sample --alpha 1              | --alpha
+translate @run @text/is --sample --temperature 0        | --temperature
+translate @run @text/is --sample --temperature inf      | --temperature
+translate @run @text/is --sample --top-p 0              | --top-p
+translate @run @text/is --sample --top-p 1.5            | --top-p
+translate @run @text/is --sample --top-k -1             | --top-k
+translate @run @text/is --n-best 0                      | --n-best
+translate @run @text/is --n-best 5 --beam 4             | --n-best
+translate @run @text/is --n-best 1001                   | --n-best
+translate @run @text/is --n-best 2 --scores             | --scores
+translate @run @text/is --n-best 999 --quiet            | --n-best
+translate @run @text/is --ensemble @other               | other
+translate @run @text/is --ensemble nowhere              | nowhere
+translate @run @text/is --ensemble @parser              | parser
+translate @text/is --ensemble @run                      | --ensemble
+translate @run @text/is --ensemble @run -o @run/config.json | config.json
+translate @run @text/is --interactive                   | --interactive
+translate @run --interactive -o out                     | --output
+translate @run @text/is --nbest 3                       | --n-best
+translate @run @text/is --num-return-sequences 3        | --n-best
+translate @run @text/is --do-sample                     | --sample
+score                                                   | model
+score nowhere @text/is @text/is                         | nowhere
+score @run @text/is                                     | target
+score @run @text/is @text/latin                         | latin
+score @run @text/train.de @text/valid.de                | partner
+score @run @text/is @text/is --averaged --best          | --averaged
+score @run @text/is @text/is --device cuda              | --device
+score @run @text/is @text/is -o @text/is                | is
+score @run @text/is @text/is -o @run/config.json        | config.json
+score @run @text/is @text/is --ensemble @other --quiet  | other
+score @run @text/is @text/is --beam 2                   | --beam
+score @parser @text/dogs.en @text/dogs.trees            | parser
+score @text @text/is @text/is                           | text
+diagnose                                                | source
+diagnose @text/is                                       | target
+diagnose @text/is @text/is --valid-files a              | --valid-files
+diagnose @text/is @text/is --valid-files nowhere @text/is | nowhere
+diagnose @text/is @text/is --valid-files @text/is @text/latin | latin
+diagnose @text/is @text/is --max-words 0                | --max-words
+diagnose @text/is @text/is --max-ratio 0.5              | --max-ratio
+diagnose @text/is @text/is --max-ratio nan              | --max-ratio
+diagnose @text/is @text/is --examples 1001              | --examples
+diagnose @text/is @text/is --quiet                      | --quiet
+train --finetune-from nowhere                           | nowhere
+train --finetune-from @text                             | text
+train --finetune-from @run --vocabulary 300             | --vocabulary
+train --finetune-from @run --tokenizer words            | --tokenizer
+train --finetune-from @run --preset base                | --preset
+train --finetune-from @run --model rnn                  | --architecture
+train --finetune-from @run --d-model 16 --size 9 --quiet | --d-model
+train --finetune-from @run --layers 2 --size 9 --quiet  | --layers
+train --finetune-from @run --pair en-de --size 9 --quiet | --pair
+train --finetune-from @run --size 9 --out @run          | --out
+train --finetune-from @parser --size 9                  | --pair
+train --init @run                                       | --finetune-from
+train --best-metric bleu                                | --eval-bleu
+train --eval-bleu --sharded                             | --eval-bleu
+train --eval-bleu --pair en-trees --corpus grammar-trees | --eval-bleu
+train --patience 0                                      | --patience
+train --early-stopping 3                                | --patience
 translate @text @text/is                                | text
 translate @text/is @text/is                             | is
 translate nowhere                                       | nowhere
@@ -267,6 +362,23 @@ average @run --last 9                                   | 9
 plot nowhere                                            | nowhere
 plot @run -o picture.gif                                | .gif
 plot @run -o picture                                    | .svg
+export @run out                                         | --to
+export                                                  | --to
+export --to onnx                                        | new
+export @run out more --to onnx                          | more
+export @run out --to onnx --precision int8              | --precision
+export @run out --to huggingface --precision float32    | --precision
+export @run out --to ctranslate2 --precision float16    | float16
+export nowhere out --to ctranslate2                     | nowhere
+export @text out --to ctranslate2                       | text
+export @text/is out --to ctranslate2                    | is
+export @run @other --to ctranslate2                     | other
+export @run @text/is --to ctranslate2                   | is
+export @text/is --to ctranslate2                        | is
+export @run @run --to ctranslate2                       | run
+export @parser out --to ctranslate2                     | parser
+export @run @text/is/out --to ctranslate2               | out
+export @run /proc/out --to ctranslate2                  | /proc/out
 prepare p                                               | --train-files
 prepare p --corpus nope                                 | nope
 prepare p --corpus grammar --mirror m                   | --mirror

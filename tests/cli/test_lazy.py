@@ -37,6 +37,7 @@ def python(program: str, *words: str) -> "subprocess.CompletedProcess[str]":
         ("train --help", 0),
         ("prepare --help", 0),
         ("plot --help", 0),
+        ("export --help", 0),
         ("train --udpates 3", 2),
         ("train --corpus grammar --mirror m", 2),
         ("", 2),
@@ -56,6 +57,9 @@ def test_options_need_nothing_heavy(line: str, status: int) -> None:
         ("tyro", "train --help", "translation"),
         ("safetensors", "translate nowhere", "translation"),
         ("sacrebleu", "compare a b --references c", "translation"),
+        ("ctranslate2", "export --to ctranslate2 out", "ctranslate2"),
+        ("transformers", "export --to huggingface out", "huggingface"),
+        ("onnxruntime", "export --to onnx out", "onnx"),
     ],
 )
 def test_a_missing_extra_is_named(missing: str, line: str, extra: str) -> None:

@@ -29,10 +29,10 @@ from tests.cli.sweep_folders import (  # noqa: E402
     wrong_configurations,
 )
 from tests.cli.sweep_processes import environments, limits, outputs, signals, streams  # noqa: E402
-from tests.cli.sweep_words import contradictions, option_values, texts  # noqa: E402
+from tests.cli.sweep_words import contradictions, diagnosed, option_values, texts  # noqa: E402
 
 ALL: list[Case] = [
-    *texts(), *option_values(), *contradictions(),
+    *texts(), *diagnosed(), *option_values(), *contradictions(),
     *damaged_folders(), *wrong_configurations(), *recipes(), *stray_files(),
     *outputs(), *streams(), *signals(), *limits(), *environments(),
 ]  # fmt: skip

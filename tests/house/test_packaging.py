@@ -16,7 +16,7 @@ from house import ROOT
 from packaging.requirements import Requirement
 
 import annotated_transformer
-from tests.lowest import BoundError, pins, requirements
+from tests.lowest import APART, BoundError, pins, requirements
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 EXTRAS = tomli.loads(PYPROJECT)["project"]["optional-dependencies"]
@@ -208,7 +208,7 @@ def test_command_runs_with_its_extra_and_names_that_of_the_plots(command: Path) 
 
 def test_lowest_versions_are_those_that_are_named() -> None:
     assert {"torch==2.7", "setuptools==77.0.1", "torchtext==0.6.0"} <= set(pins(PYPROJECT))
-    assert len(pins(PYPROJECT)) == len({one.name for one in requirements(PYPROJECT)})
+    assert len(pins(PYPROJECT)) == len({one.name for one in requirements(PYPROJECT, apart=APART)})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,51 @@
+"""``diagnose`` says what is wrong with a parallel text, without training."""
+
+from __future__ import annotations
+
+import math
+
+from annotated_transformer.cli.options import Diagnose
+from annotated_transformer.cli.output import print_result
+from annotated_transformer.data.corpora import Preparation, read_parallel
+from annotated_transformer.data.diagnosis import DRIFT, Finding, diagnose
+from annotated_transformer.engine.config import UsageError
+
+MOST = 1000  # lines named for each finding
+
+
+def run(command: Diagnose) -> int:
+    """Print a table of findings; they are no error."""
+    if not 0 <= command.examples <= MOST:
+        raise UsageError(f"--examples {command.examples}: must be at least 0 and at most {MOST}")
+    if command.max_words < 1:
+        raise UsageError(f"--max-words {command.max_words}: must be at least 1")
+    if not (command.max_ratio >= 1 and math.isfinite(command.max_ratio)):
+        raise UsageError(f"--max-ratio {command.max_ratio}: must be at least 1 and finite")
+    valid = None
+    if command.valid_files is not None:
+        valid = read_parallel(*command.valid_files, split="val", drop_blank=False)
+    limits = Preparation(max_words=command.max_words, max_ratio=command.max_ratio)
+    pairs, found = diagnose(
+        command.source, command.target, valid=valid, options=limits, examples=command.examples
+    )
+    title = f"{command.source} and {command.target}: {pairs:,} pairs"
+    print_result(
+        "\n".join([f"{title}, nothing found" if not found else title, *table(pairs, found)])
+    )
+    return 0
+
+
+def table(pairs: int, found: list[Finding]) -> list[str]:
+    """Return the lines of the table: finding, number, share, lines; below each the remedy."""
+    rows = []
+    for each in found:
+        share = "" if each.kind == DRIFT else f"{each.count / max(pairs, each.count):.2%}"
+        lines = ", ".join(map(str, each.lines)) + (", …" if each.count > len(each.lines) else "")
+        rows.append((each.kind, f"{each.count:,}", share, f"line {lines}" if each.lines else ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)] if rows else []
+    out = []
+    for row, each in zip(rows, found, strict=True):
+        cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
+        out.append("  " + "  ".join(cells).rstrip())
+        out += [f"      {text}" for text in (each.detail, each.remedy) if text]
+    return out

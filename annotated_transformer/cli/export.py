@@ -1,0 +1,59 @@
+"""``export`` writes a system as CTranslate2, Hugging Face's transformers or ONNX read it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from annotated_transformer.cli.options import Export, Search
+from annotated_transformer.cli.output import log
+from annotated_transformer.cli.systems import open_pretrained, open_system
+from annotated_transformer.data.files import parse_json
+from annotated_transformer.engine.checkpoints import damaged, unreadable
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.treebanks import is_parser
+from annotated_transformer.interop.folders import check_out
+
+NEEDS = {  # what writes, and what then reads
+    "ctranslate2": ("ctranslate2",),
+    "huggingface": ("transformers",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+}
+
+
+def run(command: Export) -> int:
+    """Write the export, all of it or nothing."""
+    folder, out = command.model, command.out
+    if out is None:  # a single argument is the new folder
+        folder, out = None, folder
+    if out is None:
+        raise UsageError("no folder for the export; name a new one")
+    check_out(out)
+    for library in NEEDS[command.to]:  # a missing one is named before the work
+        if find_spec(library) is None:
+            raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+    search = Search(device="cpu")
+    system = open_pretrained(search)[0] if folder is None else open_system(folder, search)[0]
+    if is_parser(system.languages):
+        raise UsageError(f"{folder}: is a parser; give the folder of a translation system")
+    module = import_module(f"annotated_transformer.interop.{command.to}")
+    options = {"precision": command.precision} if command.to == "ctranslate2" else {}
+    write = getattr(module, f"export_{command.to}")
+    write(system, out, record=None if folder is None else read_record(folder), **options)
+    log(f"wrote {out}; {out / 'README.md'} says how to use it")
+    return 0
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the record of a run; None where it has not written one."""
+    path = folder / "record.json"
+    try:
+        return dict(parse_json(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (TypeError, ValueError) as error:
+        raise damaged(path, error) from None

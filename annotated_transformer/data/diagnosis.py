@@ -1,0 +1,127 @@
+"""What is wrong with a parallel text, by the checks of ``train`` and ``prepare``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from annotated_transformer.data.cleaning import (
+    CleaningReport,
+    clean,
+    stream_sides,
+)
+from annotated_transformer.data.corpora import ParallelText, Preparation
+from annotated_transformer.data.files import CorpusError
+
+REMEDIES = {  # in the order of the table
+    "lines without a partner": "compare the ends of both files; a line is missing somewhere",
+    "drift": "a line is missing or doubled near there; align the files again",
+    "broken characters": "convert the files to UTF-8, and remove NUL bytes",
+    "blank": "remove the pairs; train and prepare leave them out",
+    "too long": "split them into sentences; prepare leaves them out",
+    "length ratio": "look whether one side is cut or belongs elsewhere; prepare leaves them out",
+    "duplicate": "keep one of each; prepare does",
+    "in the validation text": "remove the pairs, else validation measures memory",
+}
+ALONE, DRIFT, SHARED = "lines without a partner", "drift", "in the validation text"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        kind: A key of ``REMEDIES``.
+        count: Number of lines; 1 for a drift, which begins at its line.
+        lines: The first of them, from 1.
+        detail: More about it; may be empty.
+    """
+
+    kind: str
+    count: int
+    lines: list[int]
+    detail: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return REMEDIES[self.kind]
+
+
+@dataclass
+class _Examples(CleaningReport):
+    """A report that also remembers the first lines of each kind."""
+
+    most: int = 5
+    lines_of: dict[str, list[int]] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+
+    def drop(self, reason: str, name: str, number: int) -> None:
+        """Count a pair, and remember its line."""
+        super().drop(reason, name, number)
+        if len(lines := self.lines_of.setdefault(reason, [])) < self.most:
+            lines.append(number)
+
+    def note_drift(self, message: str, options: Preparation) -> None:
+        """Remember where the sides drift."""
+        place, _, self.details[DRIFT] = message.partition(": ")
+        self.drop(DRIFT, "", int(place.split()[-1]))
+
+
+def diagnose(
+    source: str | Path,
+    target: str | Path,
+    *,
+    valid: ParallelText | None = None,
+    options: Preparation | None = None,
+    examples: int = 5,
+) -> tuple[int, list[Finding]]:
+    """Return the number of pairs in two files, and what is wrong with them.
+
+    The files are streamed once, so their size does not matter.
+
+    Args:
+        source: A file in any format of ``read_parallel``.
+        target: Its translation: line n of one should translate line n of the other.
+        valid: Text for validation, which should share no sentence with the files.
+        options: The limits ``max_words`` and ``max_ratio``.
+        examples: Most lines to name for each finding.
+
+    Raises:
+        CorpusError: A file cannot be read, or is empty.
+    """
+    first, second = stream_sides(source, target)
+    report = _Examples(most=examples)
+    one, two = itertools.tee(_paired(first[1], second[1], valid, report))
+    sides = (first[0], (a for a, _ in one)), (second[0], (b for _, b in two))
+    for _ in clean(*sides, report, replace(options or Preparation(), allow_drift=True)):
+        pass
+    if not report.pairs:
+        empty = target if "source" in report.details.get(ALONE, "") else source
+        raise CorpusError(f"{empty}: the file is empty; give one sentence per line")
+    found = [
+        Finding(kind, report.dropped[kind], report.lines_of[kind], report.details.get(kind, ""))
+        for kind in REMEDIES
+        if kind in report.dropped
+    ]
+    return report.pairs, found
+
+
+def _paired(
+    source: Iterable[str], target: Iterable[str], valid: ParallelText | None, report: _Examples
+) -> Iterator[tuple[str, str]]:
+    """Yield pairs up to the end of the shorter side; report the rest, and what validation has."""
+    known = (
+        [set(map(str.strip, side)) - {""} for side in (valid.source, valid.target)] if valid else []
+    )
+    for number, pair in enumerate(itertools.zip_longest(source, target), 1):
+        one, two = pair
+        if one is None or two is None:
+            report.details[ALONE] = f"only the {'source' if two is None else 'target'} has them"
+            report.drop(ALONE, "", number)
+            continue
+        if any(line.strip() in held for line, held in zip(pair, known, strict=False)):
+            report.drop(SHARED, "", number)
+        yield one, two

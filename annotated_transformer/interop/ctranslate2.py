@@ -1,0 +1,136 @@
+"""Export to CTranslate2: the specification of its Transformer, filled with our weights.
+
+Written from the specification itself. Through Hugging Face, which CTranslate2 also reads, the last
+row of the vocabulary and the start symbol would change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import ctranslate2
+import torch
+from torch import Tensor, nn
+
+from annotated_transformer.engine.system import System
+from annotated_transformer.interop.folders import (
+    card,
+    check_heads,
+    save_tokenizers,
+    token_strings,
+    transformer_config,
+    whole_folder,
+)
+from annotated_transformer.model.architecture import EncoderDecoder, LayerNorm
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import ModelConfig
+
+Precision = Literal["float32", "bfloat16", "int8"]
+TARGET = "ctranslate2"
+USE = """
+import ctranslate2, tokenizers
+
+tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+translator = ctranslate2.Translator(".")
+tokens = tokenizer.encode("…", add_special_tokens=False).tokens
+(found,) = translator.translate_batch([tokens], beam_size=1)
+print(tokenizer.decode([tokenizer.token_to_id(token) for token in found.hypotheses[0]]))
+"""
+LOST = (
+    "Beam search divides the log-probability by length^α, and not by ((5 + length) / 6)^α as the "
+    "paper does; greedy decoding is the same. At most 256 tokens are generated unless "
+    "`max_decoding_length` says otherwise, and at least one. Training cannot go on from here."
+)
+
+
+def export_ctranslate2(
+    system: System,
+    out: Path,
+    *,
+    precision: Precision = "float32",
+    record: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a system as CTranslate2 reads it.
+
+    Args:
+        system: A Transformer of any norm order, kind of positions and tying.
+        out: The folder; see :func:`annotated_transformer.interop.folders.whole_folder`.
+        precision: Of the stored weights; with ``int8`` each row of a matrix has a scale.
+        record: The record of the run, for the card.
+
+    Raises:
+        ExportError: CTranslate2 cannot express the model.
+        FileError: The folder cannot be written, or holds something else.
+    """
+    config = transformer_config(system, TARGET)
+    check_heads(config, TARGET)
+    spec = specification(system, config)
+    with whole_folder(out, to=TARGET, precision=precision) as folder:
+        spec.validate()
+        spec.optimize(quantization=precision)  # equal matrices become one
+        spec.save(str(folder))
+        save_tokenizers(system, folder, ends=False)
+        (folder / "README.md").write_text(card(system, record, USE, LOST), encoding="utf-8")
+
+
+def specification(system: System, config: ModelConfig) -> Any:
+    """Return CTranslate2's specification of a model, with its weights and vocabularies."""
+    model: EncoderDecoder = system.model
+    spec = ctranslate2.specs.TransformerSpec.from_config(
+        (config.N, config.N), config.h, pre_norm=config.norm == "pre"
+    )
+    spec.config.add_source_eos = True
+    spec.register_source_vocabulary(token_strings(system.tokenizers[0]))
+    spec.register_target_vocabulary(token_strings(system.tokenizers[1]))
+    source, target = _embedding(model.src_embed), _embedding(model.tgt_embed)
+    spec.encoder.embeddings[0].weight, spec.encoder.position_encodings.encodings = source
+    spec.decoder.embeddings.weight, spec.decoder.position_encodings.encodings = target
+    _linear(spec.decoder.projection, model.generator.get_submodule("proj"))
+    for stack, ours in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
+        if config.norm == "pre":
+            _norm(stack.layer_norm, cast(LayerNorm, ours.norm))
+        for into, layer in zip(stack.layer, cast(Any, ours.layers), strict=True):
+            _layer(into, layer)
+    return spec
+
+
+def _layer(into: Any, layer: Any) -> None:
+    """Fill the specification of an encoder or decoder layer."""
+    norms = [connection.norm for connection in layer.sublayer]
+    w_q, w_k, w_v, w_o = cast(MultiHeadedAttention, layer.self_attn).linears
+    _linear(into.self_attention.linear[0], w_q, w_k, w_v)
+    _linear(into.self_attention.linear[1], w_o)
+    _norm(into.self_attention.layer_norm, norms[0])
+    if len(norms) == 3:
+        w_q, w_k, w_v, w_o = cast(MultiHeadedAttention, layer.src_attn).linears
+        _linear(into.attention.linear[0], w_q)
+        _linear(into.attention.linear[1], w_k, w_v)
+        _linear(into.attention.linear[2], w_o)
+        _norm(into.attention.layer_norm, norms[1])
+    _linear(into.ffn.linear_0, layer.feed_forward.w_1)
+    _linear(into.ffn.linear_1, layer.feed_forward.w_2)
+    _norm(into.ffn.layer_norm, norms[-1])
+
+
+def _linear(into: Any, *layers: nn.Module) -> None:
+    """Fill a projection with the rows of one or more of ours, one below the other."""
+    into.weight = _plain(torch.cat([layer.get_parameter("weight") for layer in layers]))
+    into.bias = _plain(torch.cat([layer.get_parameter("bias") for layer in layers]))
+
+
+def _norm(into: Any, norm: LayerNorm) -> None:
+    """Fill a layer normalization."""
+    into.gamma, into.beta = _plain(norm.weight), _plain(norm.bias)
+
+
+def _embedding(stack: nn.Module) -> tuple[Any, Any]:
+    """Return the table of tokens, and that of positions: left out, others would be assumed."""
+    table = cast(Any, stack)[1].pe
+    return _plain(stack.get_submodule("0.lut").get_parameter("weight")), _plain(table[0])
+
+
+def _plain(tensor: Tensor) -> Any:
+    """Return a copy in float32: CTranslate2 quantises its arrays where they are."""
+    return tensor.detach().cpu().float().numpy().copy()

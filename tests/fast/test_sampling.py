@@ -1,0 +1,124 @@
+"""Sampling draws with the probabilities that the options say, from the tokens that they leave."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from annotated_transformer.fast.sampling import Sampler, Sampling, sample
+from annotated_transformer.fast.search import greedy_search
+from annotated_transformer.translation.greedy import Steps
+from tests.translation.small import opinionated
+
+numbers = st.lists(st.floats(-9, 9), min_size=1, max_size=9)
+
+
+def by_hand(values: list[float], temperature: float, top_k: int, top_p: float) -> dict[int, float]:
+    """The oracle: go down from the most probable token, and stop where the options say."""
+    powers = [math.exp((value - max(values)) / temperature) for value in values]
+    order = sorted(range(len(values)), key=lambda token: (-values[token], token))
+    order = order[: top_k or len(order)]
+    total = sum(powers[token] for token in order)
+    kept: dict[int, float] = {}
+    for token in order:
+        if kept and sum(kept.values()) >= top_p:
+            break
+        kept[token] = powers[token] / total
+    return {token: share / sum(kept.values()) for token, share in kept.items()}
+
+
+@given(numbers, st.floats(0.1, 3), st.integers(0, 10), st.floats(0.05, 0.99))
+def test_probabilities_are_those_by_hand(
+    values: list[float], temperature: float, top_k: int, top_p: float
+) -> None:
+    sampling = Sampling(temperature, top_k, top_p)
+    shares, tokens = sampling.probabilities(torch.tensor(values, dtype=torch.float64))
+    pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
+    found = {token: share for token, share in pairs if share > 0}
+    wanted = {t: share for t, share in by_hand(values, temperature, top_k, top_p).items() if share}
+    if sum(by_hand(values, temperature, top_k, 1).values()) and found.keys() != wanted.keys():
+        edges = torch.tensor(list(by_hand(values, temperature, top_k, 2).values())).cumsum(0)
+        assert (edges - top_p).abs().min() < 1e-9  # on the edge, rounding decides
+    else:
+        assert found == pytest.approx(wanted)
+
+
+class Fixed(Steps):
+    """Steps that always give the same logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return self.logits.expand(len(tokens), -1)
+
+    def select(self, sentences: Tensor) -> None:
+        """Nothing depends on the sentence."""
+
+    def follow(self, parents: Tensor) -> None:
+        """Nothing depends on the hypothesis."""
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.5), Sampling(2.0, top_k=4), Sampling(top_p=0.8)]
+)
+def test_frequencies_are_those_of_the_softmax(sampling: Sampling) -> None:
+    """Chi-square with a fixed seed; its 0.999 quantiles for up to six degrees of freedom."""
+    logits, count = torch.tensor([[0.3, -1.0, 1.2, 0.0, 2.0, -0.4, 0.9]]), 20_000
+    sampler = Sampler(Fixed(logits), [random.Random(f"1 {i}") for i in range(count)], sampling)
+    batch = logits.expand(count, 1, -1)
+    gained, parents, tokens = sampler.choose(batch, torch.zeros(count, 1).double())
+    assert not parents.any()
+    wanted = by_hand(logits[0].tolist(), sampling.temperature, sampling.top_k, sampling.top_p)
+    drawn = Counter(tokens.flatten().tolist())
+    assert set(drawn) == set(wanted)
+    statistic = sum((drawn[t] - count * p) ** 2 / (count * p) for t, p in wanted.items())
+    assert statistic < [0.0, 10.83, 13.82, 16.27, 18.47, 20.52, 22.46][len(wanted) - 1]
+    own = logits[0].double().softmax(-1).log()[tokens.flatten()]  # before the options
+    assert torch.allclose(gained.flatten(), own)
+
+
+def test_a_small_temperature_is_greedy() -> None:
+    sources = [[4, 5, 6], [7], [8, 8, 4, 5], [10]]
+    for seed in range(4):
+        net = opinionated(seed)
+        wanted = greedy_search(net, sources, 20)
+        for sampling in (Sampling(1e-6), Sampling(top_k=1), Sampling(top_p=1e-9)):
+            found = sample(net, sources, sampling, max_len=20)
+            assert [each.tokens for each in found] == wanted
+        assert [each.tokens for each in sample(net, sources, Sampling(5.0), max_len=20)] != wanted
+
+
+def test_the_last_token_is_drawn_where_rounding_leaves_a_gap() -> None:
+    """A number next to 1 may exceed a cumulative sum that was rounded down."""
+
+    class Last(random.Random):
+        def random(self) -> float:
+            return 1 - 2**-53
+
+    logits = torch.tensor([[[1.0, 5.0, 2.0, 4.0, 3.0]]])
+    for sampling, last in ((Sampling(), 0), (Sampling(top_k=3), 4)):
+        sampler = Sampler(Fixed(logits[0]), [Last()], sampling)
+        assert int(sampler.choose(logits, torch.zeros(1, 1).double())[2]) == last
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": 0.0}, "temperature 0.0: must be above 0 and finite"),
+        ({"temperature": math.inf}, "temperature inf"),
+        ({"temperature": math.nan}, "temperature nan"),
+        ({"top_k": -1}, "top_k -1: must be at least 1, or 0 for all"),
+        ({"top_p": 0.0}, "top_p 0.0: must be above 0 and at most 1"),
+        ({"top_p": 1.1}, "top_p 1.1"),
+        ({"top_p": math.nan}, "top_p nan"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Sampling(**values)  # type: ignore[arg-type]

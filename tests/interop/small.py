@@ -1,0 +1,90 @@
+"""Systems to export, sentences of the grammar, and what our own decoding makes of them.
+
+Multi30k may be at hand, but a system that was trained on it is not, so the grammar has to do: its
+500 sentences are translated by the model that comes with the package.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.data.corpora import ParallelText, load_corpus
+from annotated_transformer.engine.system import System
+from annotated_transformer.fast.search import greedy_search
+from annotated_transformer.model.transformer import ModelConfig, build_model
+from annotated_transformer.notation import PAD
+from annotated_transformer.pretrained import load_pretrained
+from annotated_transformer.training.batches import make_batch
+from annotated_transformer.translation.tokenizers import BPETokenizer
+
+TOLERANCE = 1e-4  # of logits
+MOST = 12  # tokens of what an untrained model generates, which knows no end
+
+
+@cache
+def embedded() -> System:
+    """Return the model that comes with the package."""
+    found = load_pretrained()
+    return System(found.model, found.config, ("de", "en"), found.tokenizers, {})
+
+
+@cache
+def sentences() -> ParallelText:
+    """Return 500 sentence pairs."""
+    return load_corpus("grammar", split="test").head(500)
+
+
+@cache
+def sources() -> list[list[int]]:
+    """Return the tokens of the German sentences for the package's model."""
+    return [embedded().tokenizers[0].encode(line) for line in sentences().source]
+
+
+@cache
+def translations() -> list[list[int]]:
+    """Return our own greedy translations, as tokens."""
+    return greedy_search(embedded().model, sources(), 250)
+
+
+def small(**sizes: Any) -> System:
+    """Return a system with random weights, norms and biases too."""
+    lines = [*sentences().source[:100], *sentences().target[:100]]
+    tokenizer = BPETokenizer.train(lines, 300)
+    config = ModelConfig(**{"N": 2, "d_model": 16, "d_ff": 24, "h": 2, "max_len": 64, **sizes})
+    torch.manual_seed(5)
+    model = build_model(300, 300, config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return System(model, config, ("de", "en"), (tokenizer, tokenizer), {})
+
+
+def small_texts(system: System) -> tuple[list[str], list[list[int]], list[list[int]]]:
+    """Return a few source sentences of different lengths, their tokens, and those of targets."""
+    one, other = system.tokenizers
+    text = sentences().head(8)
+    return (
+        list(text.source),
+        [one.encode(line) for line in text.source],
+        [other.encode(line) for line in text.target],
+    )
+
+
+def distance(
+    found: Tensor, system: System, source: list[list[int]], target: list[list[int]]
+) -> float:
+    """Return the largest difference of logits ``(batch, n, vocabulary)`` to ours, padding apart."""
+    real = make_batch(source, target).tgt != PAD
+    return float((found - logits_of(system, source, target))[real].abs().max())
+
+
+@torch.no_grad()
+def logits_of(system: System, source: list[list[int]], target: list[list[int]]) -> Tensor:
+    """Return our logits ``(batch, n, vocabulary)`` of given targets, by the readable layer."""
+    batch = make_batch(source, target)
+    out = system.model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+    found: Tensor = system.model.generator.get_submodule("proj")(out)
+    return found

@@ -1,0 +1,60 @@
+"""onnxruntime runs both graphs, and gives what we give."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from annotated_transformer.engine.system import System
+from annotated_transformer.fast.search import greedy_search
+from annotated_transformer.interop.onnx import OnnxTranslator, export_onnx
+from annotated_transformer.training.batches import make_batch
+from tests.interop import small as ours
+
+
+def test_500_sentences_are_translated_as_by_us(tmp_path: Path) -> None:
+    export_onnx(ours.embedded(), tmp_path / "out")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    ids = [one.ids for one in tokenizer.encode_batch(list(ours.sentences().source))]
+    assert ids == [[*source, 2] for source in ours.sources()]
+    translator = OnnxTranslator(tmp_path / "out", threads=1)
+    assert translator.greedy(ids) == ours.translations()
+    assert translator.greedy(ids[:1]) == ours.translations()[:1]
+
+
+def forced(translator: OnnxTranslator, source: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
+    """Return the logits ``(batch, n, vocabulary)`` of given tokens, by steps."""
+    names = [output.name for output in translator.encoder.get_outputs()]
+    memory = dict(zip(names, translator.encoder.run(None, {"source": source}), strict=True))
+    caches = translator.no_past(len(source))
+    found = []
+    for token in tokens.T:
+        fed = {"source": source, "token": token.copy(), **caches, **memory}
+        logits, *present = translator.decoder.run(None, fed)
+        caches = dict(zip(caches, present, strict=True))
+        found.append(torch.from_numpy(logits))
+    return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        ours.small(N=1, norm="post", tie="none"),
+        ours.small(N=1, norm="pre", positions="learned", d_k=5, d_v=3, tie="target"),
+    ],
+    ids=["post", "pre, learned, other heads"],
+)
+def test_random_models_give_our_logits(system: System, tmp_path: Path) -> None:
+    export_onnx(system, tmp_path / "out")
+    translator = OnnxTranslator(tmp_path / "out", threads=1)
+    _, source, target = ours.small_texts(system)
+    batch = make_batch(source, target)
+    found = forced(translator, batch.src.numpy(), batch.tgt.numpy())
+    assert ours.distance(found, system, source, target) < ours.TOLERANCE
+    wanted = greedy_search(system.model, source, ours.MOST)
+    assert translator.greedy([[*ids, 2] for ids in source], ours.MOST) == wanted
+    # An untrained model goes on to its last position, and no further.
+    ids = source[0]
+    assert translator.greedy([[*ids, 2]], 63) == greedy_search(system.model, [ids], 63)

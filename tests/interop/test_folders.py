@@ -1,0 +1,118 @@
+"""What a target cannot express is refused, and folders are whole or not there."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from annotated_transformer.background.seq2seq import RecurrentConfig
+from annotated_transformer.data.files import FileError
+from annotated_transformer.engine.system import System
+from annotated_transformer.interop.ctranslate2 import export_ctranslate2
+from annotated_transformer.interop.folders import (
+    ExportError,
+    check_heads,
+    check_out,
+    portable_tokenizer,
+    token_strings,
+    whole_folder,
+)
+from annotated_transformer.interop.huggingface import export_huggingface
+from annotated_transformer.interop.onnx import export_onnx
+from annotated_transformer.model.transformer import PRESETS
+from annotated_transformer.translation.tokenizers import BPETokenizer, WordTokenizer
+from tests.interop import small as ours
+
+WORDS = WordTokenizer("de", [("a", False), ("a", True), (".", True)])
+
+
+def changed(**parts: Any) -> System:
+    """Return a small system with other parts."""
+    return dataclasses.replace(ours.small(), **parts)
+
+
+@pytest.mark.parametrize(
+    ("export", "system", "words"),
+    [
+        (export_ctranslate2, ours.small(d_k=4), "d_k=4"),
+        (export_ctranslate2, ours.small(d_v=4), "d_v=4"),
+        (export_ctranslate2, ours.small(h=3, d_k=8, d_v=8), "d_k=8"),
+        (export_huggingface, ours.small(d_k=4), "d_k=4"),
+        (export_huggingface, ours.small(d_v=4, norm="pre"), "d_v=4"),
+        (export_huggingface, ours.small(positions="learned"), "learned positions"),
+        (export_huggingface, ours.small(norm="pre", tie="target"), "tie=target"),
+        (export_huggingface, changed(tokenizers=(WORDS, WORDS)), "splits words"),
+        (export_ctranslate2, changed(config=RecurrentConfig()), "RecurrentConfig"),
+        (export_huggingface, changed(config=RecurrentConfig()), "--architecture transformer"),
+        (export_onnx, changed(config=RecurrentConfig()), "RecurrentConfig"),
+    ],
+)
+def test_what_a_target_cannot_express_is_refused(
+    export: Callable[[System, Path], None], system: System, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=words) as found:
+        export(system, tmp_path / "out")
+    assert ": " in str(found.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_b_of_table_3_are_refused_and_no_others() -> None:
+    def refused(name: str) -> bool:
+        try:
+            check_heads(PRESETS[name], "ctranslate2")
+        except ExportError:
+            return True
+        return False
+
+    assert {name for name in PRESETS if refused(name)} == {"table3_B16", "table3_B32"}
+
+
+# --- tokenizers ------------------------------------------------------------------------------
+
+
+def test_glued_words_have_strings_of_their_own(tmp_path: Path) -> None:
+    assert token_strings(WORDS) == ["<pad>", "<s>", "</s>", "<unk>", "a", "￭a", "￭."]
+    with pytest.raises(ExportError, match="'￭a' twice"):
+        token_strings(WordTokenizer("de", [("￭a", False), ("a", True)]))
+    merges = [("<", "s"), ("<s", ">")]
+    with pytest.raises(ExportError, match="'<s>' twice"):
+        token_strings(BPETokenizer(merges))
+
+
+@pytest.mark.parametrize("text", ["", "Der HUND", "ÄÖÜ ẞ", " two  blanks ", "<s> </s>", "🙂"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_sub_words_need_nothing_of_ours(text: str, lowercase: bool) -> None:
+    one = BPETokenizer.train(ours.sentences().source, 400, lowercase=lowercase)
+    other = portable_tokenizer(one, ends=True)
+    ids = one.encode(text)
+    assert other.encode(text).ids == [*ids, 2]
+    assert other.decode(ids) == one.decode(ids) == (text.lower() if lowercase else text)
+    assert len(one) == other.get_vocab_size()
+
+
+# --- folders ---------------------------------------------------------------------------------
+
+
+def test_an_empty_folder_is_taken_and_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with whole_folder(tmp_path / "link", to="test") as folder:
+        (folder / "a").write_text("1")
+        assert not list((tmp_path / "real").iterdir())
+    assert {path.name for path in (tmp_path / "real").iterdir()} == {"a", "export.json"}
+    assert (tmp_path / "link").is_symlink()
+    check_out(tmp_path / "link")  # it is an export now
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        with (
+            pytest.raises(FileError, match="file"),
+            whole_folder(tmp_path / place, to="test"),
+        ):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
