@@ -17,8 +17,8 @@ def run(command: Diagnose) -> int:
     """Print a table of findings; they are no error."""
     if not 0 <= command.examples <= MOST:
         raise UsageError(f"--examples {command.examples}: must be at least 0 and at most {MOST}")
-    if command.max_words < 1:
-        raise UsageError(f"--max-words {command.max_words}: must be at least 1")
+    if not 1 <= command.max_words < 2**31:
+        raise UsageError(f"--max-words {command.max_words}: must be at least 1 and below 2^31")
     if not (command.max_ratio >= 1 and math.isfinite(command.max_ratio)):
         raise UsageError(f"--max-ratio {command.max_ratio}: must be at least 1 and finite")
     valid = None

@@ -231,8 +231,6 @@ def check_translate(command: Translate, refuse: Callable[..., None]) -> None:
         if not 1 <= count <= most:
             more = " (--beam)" if most < MOST_BEST else ""
             raise UsageError(f"--n-best {count}: must be at least 1 and at most {most}{more}")
-    if command.interactive:
-        refuse("answers on the terminal; leave out --interactive, or this option", "output")
 
 
 def deciding(said: Mapping[str, str]) -> dict[str, str]:

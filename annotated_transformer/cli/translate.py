@@ -44,14 +44,18 @@ def run(command: Translate) -> int:
     check_target("--output", command.output, source, *own)
     if command.ensemble and folder is None:
         raise UsageError("--ensemble: needs the folder of the first system, too; give it")
-    if command.interactive and source != STANDARD:
-        raise UsageError("--interactive: reads the standard input; leave out the file")
+    if command.interactive and (source != STANDARD or command.output != STANDARD):
+        raise UsageError("--interactive: reads and answers in the terminal; leave out the file")
     sampling = sampling_of(command.sampling)
     pretrained, by = None, BY
     if folder is None:
         system, pretrained = open_pretrained(command.search)
     else:
         system, by = open_systems(folders, command.search)
+    if sampling is None and (command.n_best or 0) > (size := len(system.tokenizers[1])):
+        raise UsageError(
+            f"--n-best {command.n_best}: must be at most {size}, the size of the vocabulary"
+        )
     decoder = Decoder(command, system, sampling, pretrained)
     if (read := live_input(command, source)) is not None:
         count = answer(command, decoder, read)

@@ -230,37 +230,43 @@ def n_best_lines(
         progress: Show a progress bar.
 
     Returns:
-        For each line its translations, the best first; none for a blank line. A search finds fewer
-        than ``n_best`` where no more outputs are possible; two may have the same text, if their
-        tokens differ.
+        For each line at most ``n_best`` translations, the best first; none for a blank line.
 
     Raises:
         CorpusError: A line is longer than the model's limit.
         ValueError: An option is out of range.
     """
-    if n_best < 1:
-        raise ValueError(f"n_best {n_best}: must be at least 1")
-    if sampling is None:
-        check_search(beam, alpha, n_best)
-    model = system.model
+    if sampling is not None:
+        beam, alpha = max(1, n_best), 0.0
+    check_search(beam, alpha, n_best)
 
     def search(sources: list[list[int]], numbers: list[int], limit: int) -> list[list[Translation]]:
-        if sampling is None:
-            found = beam_search(
-                model, sources, beam=beam, alpha=alpha, max_len=limit, n_best=n_best
-            )
+        if sampling is not None:
+            found = samples(system.model, sources, numbers, limit, sampling, n_best)
         else:
-            again = [source for source in sources for _ in range(n_best)]
-            names = [f"{number} {i}" for number in numbers for i in range(n_best)]
-            drawn = sample(model, again, sampling, max_len=limit, names=names)
-            ordered = [drawn[i : i + n_best] for i in range(0, len(drawn), n_best)]
-            found = [sorted(some, key=lambda each: -each.score) for some in ordered]
+            options: dict[str, Any] = {"beam": beam, "alpha": alpha, "n_best": n_best}
+            found = beam_search(system.model, sources, max_len=limit, **options)
         return [[translation(system, each) for each in some] for some in found]
 
-    room, blank = max_tokens // (beam if sampling is None else n_best), list[Translation]()
-    return decode_lines(
-        system, lines, search, blank, room, name=name, first=first, progress=progress
-    )
+    room, blank = max_tokens // beam, list[Translation]()
+    said: dict[str, Any] = {"name": name, "first": first, "progress": progress}
+    return decode_lines(system, lines, search, blank, room, **said)
+
+
+def samples(
+    model: EncoderDecoder,
+    sources: list[list[int]],
+    numbers: Sequence[int],
+    limit: int,
+    sampling: Sampling,
+    count: int,
+) -> list[list[Hypothesis]]:
+    """Draw ``count`` outputs for each source, the most probable first."""
+    again = [source for source in sources for _ in range(count)]
+    names = [f"{number} {i}" for number in numbers for i in range(count)]
+    drawn = sample(model, again, sampling, max_len=limit, names=names)
+    groups = [drawn[i : i + count] for i in range(0, len(drawn), count)]
+    return [sorted(some, key=lambda each: -each.score) for some in groups]
 
 
 def translation(system: System, found: Hypothesis) -> Translation:

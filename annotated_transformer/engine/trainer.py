@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,8 @@ from annotated_transformer.engine.config import Options, UsageError, check, flag
 from annotated_transformer.engine.interruption import interruption
 from annotated_transformer.engine.precision import Precision, find_device
 from annotated_transformer.engine.records import commit
-from annotated_transformer.engine.runlog import RunLog, log_line, open_log
-from annotated_transformer.engine.state import TrainState, Window
+from annotated_transformer.engine.runlog import RunLog, open_log
+from annotated_transformer.engine.state import TrainState
 from annotated_transformer.engine.system import System, fresh_model, model_config
 from annotated_transformer.engine.texts import (
     Texts,
@@ -39,7 +37,7 @@ from annotated_transformer.engine.texts import (
 )
 from annotated_transformer.engine.tuning import load_start
 from annotated_transformer.engine.updater import Updater, prefetched
-from annotated_transformer.engine.validator import Validator, bleu_of
+from annotated_transformer.engine.validator import Validator
 from annotated_transformer.training.distributed import DistributedWorld
 from annotated_transformer.training.loop import NonFiniteError
 
@@ -76,21 +74,21 @@ class Trainer:
         check(options)
         check_world(options, world)
         self.options, self.folder = options, Path(folder)
+        self.texts = texts if options.optim.eval_bleu else None
         self.world = world = DistributedWorld() if world is None else world
         self.state = TrainState(commit())
         self.stopped: int | None = None
         precision = choose_precision(options, world)
-        self.files = Checkpointer(self.folder, world, options.run.keep)
+        self.files = files = Checkpointer(self.folder, world, options.run.keep)
         try:
-            opened = world.main_first(lambda: open_run(options, texts, self.files))
-            self.system, self.pairs, valid = opened
-            self.texts = texts
+            self.system, self.pairs, valid = world.main_first(
+                lambda: open_run(options, texts, files)
+            )
             self.updater = Updater(
                 self.system, self.pairs, options, world, precision, self.folder, compiler
             )
             self.validator = Validator(valid, options.optim.max_tokens, world, precision)
-            optimizer = self.updater.optimizer
-            found = world.main_first(lambda: self.files.restore(self.system, optimizer))
+            found = world.main_first(lambda: files.restore(self.system, self.updater.optimizer))
         except BaseException:
             self.files.release()
             raise
@@ -105,15 +103,15 @@ class Trainer:
             NonFiniteError: A loss or gradient is NaN or infinite and should not be skipped.
         """
         self.files.hold()
-        options, main = self.options, self.world.main
+        optim, state, main = self.options.optim, self.state, self.world.main
         try:
-            self.files.begin(self.state.updates)
+            self.files.begin(state.updates)
             with (
-                open_log(self.folder, options, self.state, main=main, progress=progress) as log,
+                open_log(self.folder, self.options, state, main=main, progress=progress) as log,
                 interruption() as stop,
             ):
-                finished = self._updates(log, stop)
-            if finished and options.optim.average and main:
+                finished = state.out_of_patience(optim.patience) or self._updates(log, stop)
+            if finished and optim.average and main:
                 self.validator.average(self.folder)
         finally:
             self.files.release()
@@ -124,8 +122,7 @@ class Trainer:
         optim, run, state = self.options.optim, self.options.run, self.state
         clock, goal = SaveClock(run.save_every), state.updates + (run.steps or optim.updates)
         begun, gpu = (state.epoch, state.epoch_start), self.updater.precision.device.type != "cpu"
-        total = state.updates if state.out_of_patience(optim.patience) else optim.updates
-        coming = updates_to_come(self.pairs, replace(optim, updates=total), state.updates, begun)
+        coming = updates_to_come(self.pairs, optim, state.updates, begun)
         make = self.updater.batches
         for (epoch, left, groups), batches in prefetched(coming, lambda x: make(x[2]), gpu):
             if epoch != state.epoch:
@@ -134,8 +131,7 @@ class Trainer:
             log.show(state)
             last, every = state.updates == optim.updates, optim.average_every
             if last or state.updates % run.log_every == 0:
-                log.write(state, **log_line(state.window, self.updater.peak))
-                state.window = Window()
+                log.write_window(state, self.updater.peak)
             if last or not left:
                 self.validate(log)
                 last = last or state.out_of_patience(optim.patience)
@@ -151,9 +147,7 @@ class Trainer:
                 return False
             if last:
                 break
-        if not state.learned:
-            words = f"all {state.updates} updates failed: the weights are still the initial ones"
-            raise NonFiniteError(math.nan, math.nan, state.tokens, words)
+        check_learned(state)
         return True
 
     def save(self) -> None:
@@ -163,16 +157,18 @@ class Trainer:
 
     def validate(self, log: RunLog) -> None:
         """Measure and log the validation loss, and BLEU; save the weights if they are the best."""
-        found, bleu, optim = self.validator.measure(self.updater.replica), None, self.options.optim
-        if optim.eval_bleu:
-            begun = time.perf_counter()
-            own = bleu_of(self.system, self.texts) if self.world.main else 0.0
-            (bleu,) = self.world.sum(own)  # the same in all processes
-            found = replace(found, seconds=found.seconds + time.perf_counter() - begun)
-        if self.state.validated(found, bleu, optim.best_metric):
+        found, bleu = self.validator.measure_all(self.updater.replica, self.system, self.texts)
+        if self.state.validated(found, bleu, self.options.optim.best_metric):
             data = {"valid_loss": found.loss, "update": self.state.updates}
             save_weights(self.system, self.folder / WEIGHTS, write=self.world.main, **data)
         log.write(self.state, valid_loss=found.loss, valid_bleu=bleu)
+
+
+def check_learned(state: TrainState) -> None:
+    """Raise NonFiniteError if no update has changed the weights."""
+    if not state.learned:
+        words = f"all {state.updates} updates failed: the weights are still the initial ones"
+        raise NonFiniteError(math.nan, math.nan, state.tokens, words)
 
 
 def check_world(options: Options, world: DistributedWorld | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -47,6 +49,19 @@ class Validator:
         result = evaluate(replica, batches, loss=replica_loss, world=self.world)
         reshard(replica)
         return result
+
+    def measure_all(
+        self, replica: nn.Module, system: System, texts: Texts | None
+    ) -> tuple[Progress, float | None]:
+        """Return the loss and, if ``texts`` are given, :func:`bleu_of`, the same in all processes.
+
+        The main process translates, and the others wait.
+        """
+        found, begun = self.measure(replica), time.perf_counter()
+        if texts is None:
+            return found, None
+        (bleu,) = self.world.sum(bleu_of(system, texts) if self.world.main else 0.0)
+        return replace(found, seconds=found.seconds + time.perf_counter() - begun), bleu
 
     def average(self, folder: Path, last: int | None = None) -> float:
         """Save the mean of a run's last snapshots (all by default); return its loss (§6.1).

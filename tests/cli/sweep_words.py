@@ -248,11 +248,10 @@ translate @run --interactive -o out                     | --output
 translate @run @text/is --nbest 3                       | --n-best
 translate @run @text/is --num-return-sequences 3        | --n-best
 translate @run @text/is --do-sample                     | --sample
-score                                                   | model
+score                                                   | trained system
 score nowhere @text/is @text/is                         | nowhere
-score @run @text/is                                     | target
+score @run @text/is                                     | translation
 score @run @text/is @text/latin                         | latin
-score @run @text/train.de @text/valid.de                | partner
 score @run @text/is @text/is --averaged --best          | --averaged
 score @run @text/is @text/is --device cuda              | --device
 score @run @text/is @text/is -o @text/is                | is
@@ -261,8 +260,8 @@ score @run @text/is @text/is --ensemble @other --quiet  | other
 score @run @text/is @text/is --beam 2                   | --beam
 score @parser @text/dogs.en @text/dogs.trees            | parser
 score @text @text/is @text/is                           | text
-diagnose                                                | source
-diagnose @text/is                                       | target
+diagnose                                                | Source text
+diagnose @text/is                                       | Target text
 diagnose @text/is @text/is --valid-files a              | --valid-files
 diagnose @text/is @text/is --valid-files nowhere @text/is | nowhere
 diagnose @text/is @text/is --valid-files @text/is @text/latin | latin
@@ -281,7 +280,7 @@ train --finetune-from @run --d-model 16 --size 9 --quiet | --d-model
 train --finetune-from @run --layers 2 --size 9 --quiet  | --layers
 train --finetune-from @run --pair en-de --size 9 --quiet | --pair
 train --finetune-from @run --size 9 --out @run          | --out
-train --finetune-from @parser --size 9                  | --pair
+train --finetune-from @parser --size 9                  | en-trees
 train --init @run                                       | --finetune-from
 train --best-metric bleu                                | --eval-bleu
 train --eval-bleu --sharded                             | --eval-bleu

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from annotated_transformer.engine import trainer
+from annotated_transformer.engine import validator
 from annotated_transformer.engine.checkpointer import read_state
 from annotated_transformer.engine.checkpoints import AVERAGED, load_system, load_tensors, snapshots
 from annotated_transformer.engine.config import Options, UsageError, check
@@ -27,7 +27,7 @@ BLEU = [1.0, 3.0, 2.0, 3.0, 2.5, 9.0, 9.5, 9.6, 9.7, 9.8]  # at the end of each 
 def scripted(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
     """Let validations find the BLEU above, by their number; the run is the last in the list."""
     runs: list[Trainer] = []
-    monkeypatch.setattr(trainer, "bleu_of", lambda *_: BLEU[len(runs[-1].state.curve)])
+    monkeypatch.setattr(validator, "bleu_of", lambda *_: BLEU[len(runs[-1].state.curve)])
     return runs
 
 

@@ -28,7 +28,7 @@ def by_mean(
     mask = torch.ones(1, 1, src.size(1)).bool()
     with torch.no_grad():
         found = [net.generator(net(src, ys, mask, see)[:, -1]).exp()[0] for net in nets]
-    return sum(found[1:], found[0]) / len(found)
+    return torch.stack(found).mean(0)
 
 
 def test_greedy_takes_the_best_of_the_mean_by_hand() -> None:
