@@ -1,5 +1,6 @@
 """Every page of the built book works in a browser that reaches nothing else."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -199,6 +200,13 @@ def test_axe_sees_each_page_in_both_schemes_and_widths() -> None:
     }
     for path in PAGES:
         assert at_full_width(path, "light") != at_full_width(path, "dark")
+
+
+def test_map_leads_to_the_texts() -> None:
+    """The links of ``llms.txt``, one for each page."""
+    links = re.findall(r"\]\((.+?)\)", (HTML / "llms.txt").read_text(encoding="utf-8"))
+    assert len(links) > 40
+    assert [link for link in links if not (HTML / link).is_file()] == []
 
 
 def test_something_was_tested() -> None:
