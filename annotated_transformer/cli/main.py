@@ -14,7 +14,10 @@ from importlib import import_module
 
 from annotated_transformer.engine.interruption import handling
 
-PLOTS = {"altair", "matplotlib", "pandas", "seaborn", "vl_convert"}  # of the extra "plots"
+EXTRAS = {  # the others are of the extra "translation"
+    **dict.fromkeys(("altair", "matplotlib", "pandas", "seaborn", "vl_convert"), "plots"),
+    **dict.fromkeys(("anyio", "starlette", "uvicorn"), "serve"),
+}
 AGAIN = (["prepare"], ["sweep"])  # commands that resume where they were interrupted
 NO_MEMORY = ("can't allocate memory", "not enough memory", "can't start new thread")
 
@@ -117,7 +120,7 @@ def describe(error: Exception) -> str | None:
         missing = error.name.split(".")[0]
         if missing == "annotated_transformer":
             return None
-        extra = "plots" if missing in PLOTS else "translation"
+        extra = EXTRAS.get(missing, "translation")
         return f'needs {missing}: pip install ".[{extra}]" in its folder'
     if isinstance(error, ImportError):
         return f"a library cannot be loaded: {error}; check this process's limits, or reinstall it"

@@ -45,19 +45,25 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Search:
-    """How to decode, and with which weights."""
+class Weights:
+    """Which weights to use, and where."""
 
-    beam: int | None = None
-    """Beam size (4 for translation, 21 for parsing); 1 is greedy decoding."""
-    alpha: float | None = None
-    """Length penalty of beam search, 0 to 10; higher favours longer outputs (0.6; parsing: 0.3)."""
     averaged: bool = False
     """Use the average of the last checkpoints, even if its validation loss is higher."""
     best: bool = False
     """Use the best checkpoint, even if the average of the last ones is better."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device; auto takes an NVIDIA GPU if there is one, else the CPU; mps is Apple's GPU."""
+
+
+@dataclass(frozen=True)
+class Search(Weights):
+    """How to decode, and with which weights."""
+
+    beam: int | None = None
+    """Beam size (4 for translation, 21 for parsing); 1 is greedy decoding."""
+    alpha: float | None = None
+    """Length penalty of beam search, 0 to 10; higher favours longer outputs (0.6; parsing: 0.3)."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,23 @@ class Translate:
     search: Search = field(default_factory=Search)
     quiet: bool = False
     """Show no progress bar."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve a system over HTTP: a page to try it, and a JSON endpoint for programs."""
+
+    model: Positional[Path | None] = None
+    """Folder of a trained system (the small model that comes with the package by default)."""
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 is all of this machine's, for everyone who can reach it."""
+    port: int = 8000
+    """Port; 0 takes any that is free."""
+    queue: int = 1024
+    """Most sentences that wait for the model; more are refused."""
+    timeout: float = 30.0
+    """Seconds within which a request is answered."""
+    weights: Weights = field(default_factory=Weights)
 
 
 @dataclass(frozen=True)
@@ -223,6 +246,16 @@ class Sweep:
 
 
 Command: TypeAlias = (
-    Train | Translate | Parse | Evaluate | Compare | Ablation | Average | Plot | Prepare | Sweep
+    Train
+    | Translate
+    | Serve
+    | Parse
+    | Evaluate
+    | Compare
+    | Ablation
+    | Average
+    | Plot
+    | Prepare
+    | Sweep
 )
 COMMANDS: tuple[type, ...] = get_args(Command)

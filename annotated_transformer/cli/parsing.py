@@ -24,6 +24,7 @@ from annotated_transformer.cli.options import (
     Evaluate,
     Parse,
     Prepare,
+    Serve,
     Train,
     Translate,
 )
@@ -195,8 +196,18 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
         refuse("is for a system, not for two files", *SYSTEM)
     if isinstance(command, Parse) and (command.extra < 1 or command.extra > MOST_EXTRA):
         raise UsageError(f"--extra {command.extra}: must be at least 1 and at most {MOST_EXTRA}")
+    if isinstance(command, Serve):
+        check_serve(command)
     if isinstance(command, Evaluate | Parse | Translate) and command.search.beam == 1:
         refuse("has no effect with --beam 1; leave one of them out", "alpha")
+
+
+def check_serve(command: Serve) -> None:
+    """Raise UsageError for an option of the server that is out of its range."""
+    for name, least, most in (("port", 0, 65535), ("queue", 1, 10**6), ("timeout", 0.1, 3600)):
+        value = getattr(command, name)
+        if not least <= value <= most:
+            raise UsageError(f"{flag(name)} {value}: must be from {least} to {most}")
 
 
 def deciding(said: Mapping[str, str]) -> dict[str, str]:
