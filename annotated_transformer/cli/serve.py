@@ -5,7 +5,6 @@ from __future__ import annotations
 from annotated_transformer.cli.options import Search, Serve
 from annotated_transformer.cli.output import log, print_result
 from annotated_transformer.cli.systems import open_pretrained, open_system
-from annotated_transformer.cli.translate import BY
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.serving.app import Service
@@ -25,7 +24,7 @@ def run(command: Serve) -> int:
         if folder is None:
             system, pretrained = open_pretrained(search)
             service = Service(system, limits, "The model of the book", pretrained)
-            by = BY
+            by = "the small model that comes with the package"
         else:
             system, used = open_system(folder, search)
             if is_parser(system.languages):
@@ -36,7 +35,7 @@ def run(command: Serve) -> int:
             print_result(address(sock))
             log(f"serving {by}; Ctrl-C stops")
             if not command.host.startswith(LOCAL):
-                log("whoever can reach this address can use the server; it asks for no password")
+                log("anyone who can reach this address can use the server; it asks for no password")
 
         serve(service, sock, started)
     return 0

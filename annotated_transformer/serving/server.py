@@ -47,17 +47,29 @@ def address(sock: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn with our signals.
+    """Uvicorn with our signals, and our way to stop. It logs nothing of a request.
 
     Args:
-        config: Of uvicorn.
         service: What answers.
         started: Called when connections are accepted.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, service: Service, started: Callable[[], object]
-    ) -> None:
+    def __init__(self, service: Service, started: Callable[[], object]) -> None:
+        config = uvicorn.Config(
+            service.app(),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=IDLE,
+            timeout_graceful_shutdown=GRACE + 2,
+        )
         super().__init__(config)
         self.service, self.tell_started = service, started
 
@@ -98,22 +110,7 @@ def serve(service: Service, sock: socket.socket, started: Callable[[], object]) 
     Raises:
         KeyboardInterrupt: At the end, with the signal's number.
     """
-    config = uvicorn.Config(
-        service.app(),
-        loop="asyncio",
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=IDLE,
-        timeout_graceful_shutdown=GRACE + 2,
-    )
-    server = Server(config, service, started)
+    server = Server(service, started)
     try:
         server.run([sock])
     finally:
