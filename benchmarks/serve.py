@@ -80,14 +80,20 @@ def server(tokens: int = 0) -> Iterator[tuple[int, int]]:
 
 
 class Client:
-    """A connection that is kept between requests."""
+    """A connection that is kept between requests; at the end, what is on its way is lost."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> Client:
         """Connect."""
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Hang up."""
+        self.writer.transport.abort()
+        await asyncio.sleep(0)
 
     async def ask(self, body: bytes, path: str = "/translate") -> tuple[int, bytes]:
         """Send a body, and return status and body of the answer."""
@@ -100,10 +106,6 @@ class Client:
         found = re.search(r"content-length: (\d+)", head)
         body = await (self.reader.readexactly(int(found[1])) if found else self.reader.read())
         return int(head.split()[1]), body
-
-    def hang_up(self) -> None:
-        """Close the connection at once: what is on its way is lost."""
-        self.writer.transport.abort()
 
 
 def request(body: bytes, path: str = "/translate") -> bytes:
@@ -129,9 +131,9 @@ def expectations(count: int) -> dict[str, str]:
 
 
 async def load(
-    port: int, clients: int, seconds: float, expected: dict[str, str]
+    port: int, clients: int, seconds: float, expected: dict[str, str], process: int = 0
 ) -> dict[str, float]:
-    """Let clients send sentences, and return rate and times.
+    """Let clients send sentences, and return rate and times, and the server's processor time.
 
     Raises:
         SoakError: An answer differs from ``translate_lines``.
@@ -141,23 +143,22 @@ async def load(
 
     async def send(number: int) -> None:
         rng = random.Random(number)
-        client = Client(port)
-        await client.open()
-        while (start := time.perf_counter()) < end:
-            line = rng.choice(lines)
-            status, body = await client.ask(as_json({"sentences": [line]}))
-            spent.append(time.perf_counter() - start)
-            if status != 200 or json.loads(body)["translations"] != [expected[line]]:
-                raise SoakError(f"{line!r}: answered with status {status}: {body[:200]!r}")
-        client.hang_up()
+        async with Client(port) as client:
+            while (start := time.perf_counter()) < end:
+                line = rng.choice(lines)
+                status, body = await client.ask(as_json({"sentences": [line]}))
+                spent.append(time.perf_counter() - start)
+                if status != 200 or json.loads(body)["translations"] != [expected[line]]:
+                    raise SoakError(f"{line!r}: answered with status {status}: {body[:200]!r}")
 
-    begun = time.perf_counter()
+    begun, busy = time.perf_counter(), busy_seconds(process)
     await asyncio.gather(*map(send, range(clients)))
     cuts = statistics.quantiles(spent, n=100)
     return {
         "clients": clients,
         "requests": len(spent),
         "sentences_per_s": round(len(spent) / (time.perf_counter() - begun), 1),
+        "busy_ms_per_sentence": round(1000 * (busy_seconds(process) - busy) / len(spent), 2),
         "p50_ms": round(1000 * cuts[49], 1),
         "p99_ms": round(1000 * cuts[98], 1),
     }
@@ -166,12 +167,18 @@ async def load(
 def measure_load(tokens: int, seconds: float, expected: dict[str, str]) -> list[dict[str, float]]:
     """Measure a server at each number of clients, the first seconds of each not counted."""
     found = []
-    with server(tokens) as (port, _):
+    with server(tokens) as (port, process):
         for clients in CLIENTS:
             asyncio.run(load(port, clients, seconds / 5, expected))
-            found.append(asyncio.run(load(port, clients, seconds, expected)))
+            found.append(asyncio.run(load(port, clients, seconds, expected, process)))
             print(found[-1], flush=True)
     return found
+
+
+def busy_seconds(process: int) -> float:
+    """Return the processor time of a process, or of this one."""
+    fields = Path(f"/proc/{process or os.getpid()}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 # --- soak ------------------------------------------------------------------------------------
@@ -215,15 +222,13 @@ async def soak_client(port: int, seed: int, end: float, counts: Counter[str]) ->
     """Be a sound client, one that hangs up, or one that sends rubbish, in turn."""
     rng = random.Random(seed)
     while time.monotonic() < end:
-        client = Client(port)
-        await client.open()
-        try:
-            for _ in range(rng.randint(1, 20)):
-                if not await soak_step(client, rng, counts):
-                    break
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.TimeoutError) as error:
-            counts[f"lost: {type(error).__name__}"] += 1
-        client.hang_up()
+        async with Client(port) as client:
+            try:
+                for _ in range(rng.randint(1, 20)):
+                    if not await soak_step(client, rng, counts):
+                        break
+            except (ConnectionError, asyncio.IncompleteReadError, asyncio.TimeoutError) as error:
+                counts[f"lost: {type(error).__name__}"] += 1
 
 
 async def soak_step(client: Client, rng: random.Random, counts: Counter[str]) -> bool:
@@ -283,10 +288,9 @@ def soak(minutes: float, clients: int = 16, seed: int = 0) -> dict[str, Any]:
             watch(process, end),
             *(soak_client(port, 1000 * seed + i, end, counts) for i in range(clients)),
         )
-        client = Client(port)
-        await client.open()
         expected = expectations(1)
-        status, body = await client.ask(as_json({"sentences": list(expected)}))
+        async with Client(port) as client:
+            status, body = await client.ask(as_json({"sentences": list(expected)}))
         if status != 200 or json.loads(body)["translations"] != list(expected.values()):
             raise SoakError(f"after the soak: status {status}: {body[:200]!r}")
         return memory

@@ -12,11 +12,13 @@ from typing import TypeAlias
 
 from annotated_transformer.engine.system import System
 from annotated_transformer.fast.decoding import keep_decoder_weights
+from annotated_transformer.fast.products import return_memory
 from annotated_transformer.fast.search import beam_search
 from annotated_transformer.serving.attention import attention_json
 from annotated_transformer.serving.requests import Limits, stopping, too_busy
 from annotated_transformer.translation.beam_search import Hypothesis
 
+TRIM = 1.0  # seconds after which memory is returned to the system
 Found: TypeAlias = tuple[Hypothesis, bytes]  # and its attention, as JSON; empty if not wanted
 
 
@@ -90,6 +92,7 @@ class Batcher:
 
     def _work(self) -> None:
         """Translate batch after batch."""
+        trimmed = time.monotonic()
         with keep_decoder_weights(self.system.model):
             while batch := self._next_batch():
                 try:
@@ -100,6 +103,9 @@ class Batcher:
                 else:
                     for job, found in zip(batch, results, strict=True):
                         job.found.set_result(found)
+                if time.monotonic() - trimmed > TRIM:
+                    return_memory()
+                    trimmed = time.monotonic()
 
     def _next_batch(self) -> list[Job]:
         """Wait for sentences, and take what is translated together; empty at the end."""
