@@ -45,13 +45,9 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Search:
-    """How to decode, and with which weights."""
+class Weights:
+    """Which weights to use, and where."""
 
-    beam: int | None = None
-    """Beam size (4 for translation, 21 for parsing); 1 is greedy decoding."""
-    alpha: float | None = None
-    """Length penalty of beam search, 0 to 10; higher favours longer outputs (0.6; parsing: 0.3)."""
     averaged: bool = False
     """Use the average of the last checkpoints, even if its validation loss is higher."""
     best: bool = False
@@ -74,6 +70,16 @@ class Sampled:
     """Draw only from the fewest tokens whose probabilities sum to at least this."""
     seed: int = 0
     """Random seed of what is drawn."""
+
+
+@dataclass(frozen=True)
+class Search(Weights):
+    """How to decode, and with which weights."""
+
+    beam: int | None = None
+    """Beam size (4 for translation, 21 for parsing); 1 is greedy decoding."""
+    alpha: float | None = None
+    """Length penalty of beam search, 0 to 10; higher favours longer outputs (0.6; parsing: 0.3)."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,23 @@ class Diagnose:
     """Maximum ratio of the lengths of a pair, in words."""
     examples: int = 5
     """Number of lines to name for each finding."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve a system over HTTP: a page to try it, and a JSON endpoint for programs."""
+
+    model: Positional[Path | None] = None
+    """Folder of a trained system (the small model that comes with the package by default)."""
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 is all of this machine's, for everyone who can reach it."""
+    port: int = 8000
+    """Port; 0 takes any that is free."""
+    queue: int = 1024
+    """Most sentences that wait for the model; more are refused."""
+    timeout: float = 30.0
+    """Seconds within which a request is answered."""
+    weights: Weights = field(default_factory=Weights)
 
 
 @dataclass(frozen=True)
@@ -309,6 +332,7 @@ Command: TypeAlias = (
     Train
     | Translate
     | Score
+    | Serve
     | Parse
     | Evaluate
     | Compare

@@ -25,6 +25,7 @@ from annotated_transformer.cli.options import (
     Export,
     Parse,
     Prepare,
+    Serve,
     Train,
     Translate,
 )
@@ -214,6 +215,8 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
         raise UsageError(f"--extra {command.extra}: must be at least 1 and at most {MOST_EXTRA}")
     if isinstance(command, Translate):
         check_translate(command, refuse)
+    if isinstance(command, Serve):
+        check_serve(command)
     if isinstance(command, Evaluate | Parse | Translate) and command.search.beam == 1:
         refuse("has no effect with --beam 1; leave one of them out", "alpha")
 
@@ -231,6 +234,14 @@ def check_translate(command: Translate, refuse: Callable[..., None]) -> None:
         if not 1 <= count <= most:
             more = " (--beam)" if most < MOST_BEST else ""
             raise UsageError(f"--n-best {count}: must be at least 1 and at most {most}{more}")
+
+
+def check_serve(command: Serve) -> None:
+    """Raise UsageError for an option of the server that is out of its range."""
+    for name, least, most in (("port", 0, 65535), ("queue", 1, 10**6), ("timeout", 0.1, 3600)):
+        value = getattr(command, name)
+        if not least <= value <= most:
+            raise UsageError(f"{flag(name)} {value}: must be from {least} to {most}")
 
 
 def deciding(said: Mapping[str, str]) -> dict[str, str]:

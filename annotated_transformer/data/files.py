@@ -34,10 +34,10 @@ def not_written(error: OSError, path: str | Path) -> FileError:
     return FileError(f"{path}: cannot be written: {reason}; {full}choose another folder")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; raise ValueError if it is invalid or nested too deeply."""
+def parse_json(text: str | bytes, **hooks: Any) -> Any:
+    """Parse JSON, as ``json.loads``; raise ValueError if it is invalid or nested too deeply."""
     try:
-        return json.loads(text)
+        return json.loads(text, **hooks)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

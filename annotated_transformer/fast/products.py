@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -122,6 +123,15 @@ def keep_large_blocks() -> bool:
         return False
     mmap_max, trim_threshold = -4, -1
     return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
+
+
+def return_memory() -> None:
+    """Return freed memory to the system, where ``keep_large_blocks`` has kept it.
+
+    A process that computes with ever other sizes for hours would otherwise keep growing.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 KERNELS = 96

@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "annotated_transformer"
 MARK = "# Written from "
 EXPORTED = ("model", "training", "translation", "results", "background")
-BY_HAND = ("fast", "engine", "data", "interop", "exercises", "pretrained", "cli")
+BY_HAND = ("fast", "engine", "data", "interop", "exercises", "pretrained", "serving", "cli")
 
 INIT = '''\
 {mark}the chapters in book/{part}/: edit them instead.

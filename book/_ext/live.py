@@ -25,6 +25,8 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+SERVING = Path(__file__).parents[2] / "annotated_transformer" / "serving" / "static"
+SHARED = ("widget.js", "widget.css")  # of the page and of the server's page
 PRETRAINED = Path(__file__).parents[2] / "annotated_transformer" / "pretrained"
 RUNNING = "Der Bäcker wirft meine neue Zeitung weg, weil sie nass ist."
 MOST = 1_500_000  # bytes of the weights' script
@@ -66,7 +68,8 @@ def write_scripts(app: Sphinx) -> None:
         return
     folder = Path(app.outdir) / "_static" / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in scripts().items():
+    shared = {name: (SERVING / name).read_text("utf-8") for name in SHARED}
+    for name, text in (scripts() | shared).items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

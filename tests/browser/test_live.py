@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what the build writes, and a page for each theme."""
     folder = tmp_path_factory.mktemp("live")
     (folder / "live").mkdir()
-    for path in (STATIC / "live").iterdir():
+    for path in (STATIC / "live" / "model.js", *(live.SERVING / name for name in live.SHARED)):
         (folder / "live" / path.name).write_bytes(path.read_bytes())
     for name, text in live.scripts().items():
         (folder / "live" / name).write_text(text, encoding="utf-8")

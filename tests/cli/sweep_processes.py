@@ -119,6 +119,9 @@ def streams() -> Iterator[Case]:
     for name in ("trian", "translate nowhere", "train --updates 0"):
         for kind in ("closed", "full", "broken"):
             yield Case(f"{name}, errors {kind}", name, streams=("/dev/null", "", kind))
+    for kind in ("closed", "full"):
+        yield Case(f"serve, output {kind}", "serve @run --port 0", names="standard output",
+                   streams=("/dev/null", kind, ""))  # fmt: skip
     for stream in ("closed", "/dev/zero", "@text/latin", "/proc/self/mem",
                    "@run/model.safetensors"):  # fmt: skip
         yield Case(f"translate < {stream}", "translate @run", names="standard input",
@@ -133,6 +136,8 @@ def signals() -> Iterator[Case]:
             yield Case(f"translate, {number.name} after {delay} s", "translate @run", status=ends,
                        streams=("silent", "", ""),
                        job={"signal": number, "delay": delay})  # fmt: skip
+            yield Case(f"serve, {number.name} after {delay} s", "serve @run --port 0", status=ends,
+                       logs=True, partial=True, job={"signal": number, "delay": delay})  # fmt: skip
         for name, line in WORKS.items():
             make = copied(lambda _: None) if name == "average" else nothing
             delay = 0.001 if name.startswith("help") else 0.03

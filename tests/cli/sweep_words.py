@@ -123,6 +123,7 @@ def texts() -> Iterator[Case]:
 COMPLETE = {  # lines that work, but for what is added
     "train": TRAIN,
     "translate": "translate @run @text/is --quiet -o out",
+    "serve": "serve @run --port 0",
     "parse": "parse @parser @text/is --quiet -o out",
     "evaluate": "evaluate @run --corpus grammar",
     "score": "score @run @text/valid.de @text/valid.en --quiet -o out",
@@ -295,6 +296,23 @@ translate --best                                        | --best
 translate --beam 0                                      | --beam
 translate --beam 9999                                   | --beam
 translate @text/latin                                   | latin
+serve nowhere                                           | nowhere
+serve @text                                             | text
+serve @text/is                                          | is
+serve @parser                                           | parse
+serve --averaged                                        | --averaged
+serve --best                                            | --best
+serve @run --averaged --best --port 0                   | --averaged
+serve @run --device cuda --port 0                       | --device
+serve --port 65536                                      | --port
+serve --port -1                                         | --port
+serve --host no.such.host.invalid                       | --host
+serve --host 256.1.1.1                                  | --host
+serve --host 203.0.113.1                                | --host
+serve --queue 0                                         | --queue
+serve --timeout 0                                       | --timeout
+serve --timeout nan                                     | --timeout
+serve --beam 4                                          | --beam
 parse                                                   | --corpus treebank
 parse nowhere                                           | nowhere
 parse @run @text/is --quiet                             | treebank

@@ -41,7 +41,8 @@ ALLOWED = {
     "engine": BOOK,
     "exercises": BOOK - {"fast", "data"},  # and nothing imports it
     "interop": {*BOOK, "engine"},
-    "cli": {*BOOK, "engine", "interop", "pretrained", "tree_figures"},
+    "serving": {*BOOK, "engine", "pretrained"},
+    "cli": {*BOOK, "engine", "interop", "pretrained", "serving", "tree_figures"},
     "__init__": set(),
     "__main__": {"cli"},
 }

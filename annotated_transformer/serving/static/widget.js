@@ -3,6 +3,7 @@
   "use strict";
 
   const HERE = document.currentScript.src.replace(/[^/]*$/, "");
+  const { endpoint } = document.currentScript.dataset; // of a server that has the model, if any
   const EXAMPLES = [
     "Der Bäcker wirft meine neue Zeitung weg, weil sie nass ist.",
     "The baker throws away my new newspaper because it is wet.",
@@ -87,10 +88,32 @@
       .then(() => (text, options, report) => ask({ text, options }, report));
   }
 
+  /** Ask the server; report what it answers as the steps that the model in the page yields. */
+  async function servedEngine(text, options, report) {
+    const answer = await fetch(endpoint, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ sentence: text, ...options }),
+    }).catch(() => { throw new Error("The server does not answer."); });
+    const found = await answer.json();
+    if (!answer.ok) throw new Error(found.error);
+    const { source, encoder, languages, note } = found;
+    report({ source, attention: encoder, languages, note });
+    const rows = (layers, i, length) =>
+      layers.map((heads) => heads.map((head) => head[i].slice(0, length)));
+    found.target.forEach((label, i) => report({
+      label,
+      text: found.texts[i],
+      probability: found.probabilities[i],
+      attention: { self: rows(found.self, i, i + 1), cross: rows(found.cross, i) },
+    }));
+  }
+
   let engine; // a promise, shared by all widgets of a page
 
   function start() {
     engine ??= (async () => {
+      if (endpoint) return servedEngine;
       for (const name of ["model.js", "vocabulary.js", "weights.js"]) await load(name);
       const bytes = annotatedTransformer().fromBase64(annotatedTransformerWeights);
       try {
@@ -127,6 +150,10 @@
   // A token as readers know it: words without the mark of their blank, parts of words with dots.
   const shown = (label) => (label.startsWith("▁") ? label.slice(1)
     : /^[\p{L}\p{N}]/u.test(label) ? `…${label}` : label);
+  const NAMES = new Intl.DisplayNames(["en"], { type: "language", fallback: "code" });
+  const named = (code) => {
+    try { return NAMES.of(code); } catch { return code; } // not every name of a file is a language
+  };
   const mean = (rows) => rows[0].map((_, i) =>
     rows.reduce((sum, row) => sum + row[i], 0) / rows.length);
 
@@ -151,13 +178,14 @@
         maxLength: 400, aria: { "aria-describedby": `${this.id}-message` },
       });
       const first = ["", "Choose an example"];
+      const { label } = this.box.dataset; // of a system that is not the book's own
       this.examples = select([first, ...EXAMPLES.map((text) => [text, text])]);
       this.search = select([["1", "greedy"], ["4", "beam of 4"]]);
       this.button = element("button", { type: "submit" }, "Translate");
       this.form = element("form", { className: "translator-form" },
-        labelled("A sentence, German or English", this.input),
+        labelled(label ?? "A sentence, German or English", this.input),
         element("div", { className: "translator-row" },
-          labelled("Examples", this.examples), labelled("Search", this.search), this.button));
+          ...(label ? [] : [labelled("Examples", this.examples)]), labelled("Search", this.search), this.button));
       this.message = element("p", {
         className: "translator-message", id: `${this.id}-message`, aria: { role: "alert" },
       });
@@ -241,10 +269,10 @@
         this.steps = [];
         this.selected = 0;
         this.say("");
-        this.languages = step.language === "de" ? ["de", "en"] : ["en", "de"];
-        const names = { de: "German", en: "English" };
-        this.output.replaceChildren(
-          `${names[this.languages[0]]} to ${names[this.languages[1]]}: `, element("strong"));
+        this.languages = step.languages
+          ?? (step.language === "de" ? ["de", "en"] : ["en", "de"]);
+        const [from, to] = this.languages.map(named);
+        this.output.replaceChildren(`${from} to ${to}: `, element("strong"));
         this.output.lastChild.lang = this.languages[1];
         for (const part of [this.output, this.reading])
           part.setAttribute("aria-live", "off"); // until the translation is whole
@@ -267,7 +295,8 @@
       for (const part of [this.output, this.reading]) part.setAttribute("aria-live", "polite");
       this.output.lastChild.textContent = this.steps[this.steps.length - 1].text;
       this.select(0);
-      if (!WHOLE.test(text)) this.say(HINT);
+      if (this.source.note) this.say(this.source.note);
+      else if (!WHOLE.test(text) && !this.box.dataset.label) this.say(HINT);
     }
 
     /** Offer the layers and heads that the model has. */

@@ -1,0 +1,41 @@
+"""``serve`` answers requests for translations over HTTP, with a page to try it."""
+
+from __future__ import annotations
+
+from annotated_transformer.cli.options import Search, Serve
+from annotated_transformer.cli.output import log, print_result
+from annotated_transformer.cli.systems import open_pretrained, open_system
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.treebanks import is_parser
+from annotated_transformer.serving.app import Service
+from annotated_transformer.serving.requests import Limits
+from annotated_transformer.serving.server import address, listen, serve
+
+LOCAL = ("127.", "::1", "localhost")
+
+
+def run(command: Serve) -> int:
+    """Serve until a signal comes."""
+    weights = command.weights
+    search = Search(averaged=weights.averaged, best=weights.best, device=weights.device)
+    limits = Limits(queue=command.queue, seconds=command.timeout)
+    folder = command.model
+    with listen(command.host, command.port) as sock:
+        if folder is None:
+            system, pretrained = open_pretrained(search)
+            service = Service(system, limits, "The model of the book", pretrained)
+            by = "the small model that comes with the package"
+        else:
+            system, used = open_system(folder, search)
+            if is_parser(system.languages):
+                raise UsageError(f"{folder}: is a parser; use the command parse")
+            service, by = Service(system, limits, folder.resolve().name), str(folder / used)
+
+        def started() -> None:
+            print_result(address(sock))
+            log(f"serving {by}; Ctrl-C stops")
+            if not command.host.startswith(LOCAL):
+                log("anyone who can reach this address can use the server; it asks for no password")
+
+        serve(service, sock, started)
+    return 0

@@ -1,0 +1,255 @@
+"""The web application: its addresses, and what each of them answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from annotated_transformer.engine.system import System
+from annotated_transformer.model.transformer import ModelConfig
+from annotated_transformer.pretrained import RUNNING, Pretrained
+from annotated_transformer.serving.batching import Batcher, Found, Job
+from annotated_transformer.serving.requests import (
+    Limits,
+    Refusal,
+    check_tokens,
+    read_request,
+)
+from annotated_transformer.translation.tokenizers import normal_blanks
+
+STATIC = files("annotated_transformer.serving") / "static"
+TYPES = {".js": "text/javascript", ".css": "text/css"}
+DRAINED = 8  # bodies too large are read up to so many times the limit, so that the answer arrives
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Service:
+    """What answers requests on a system.
+
+    Args:
+        system: A trained system in evaluation mode; nothing else may use it.
+        limits: What is taken on.
+        name: The system's, for the page.
+        pretrained: The package's model, if it is that one.
+    """
+
+    def __init__(
+        self, system: System, limits: Limits, name: str = "", pretrained: Pretrained | None = None
+    ) -> None:
+        self.system, self.limits, self.pretrained = system, limits, pretrained
+        self.batcher = Batcher(system, limits)
+        self.static = {path.name: path.read_bytes() for path in STATIC.iterdir()}
+        self.start_page = self._fill(self.static.pop("index.html").decode(), name)
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        posted = {"/translate": self.translate, "/attention": self.attention}
+        return Starlette(
+            routes=[
+                Route("/", self.page),
+                Route("/health", self.health),
+                Route("/static/{name}", self.file),
+                *(Route(path, self.answering(do), methods=["POST"]) for path, do in posted.items()),
+            ],
+            exception_handlers={HTTPException: refused, Exception: broken},
+        )
+
+    def answering(
+        self, do: Callable[[bytes], Awaitable[bytes]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint that reads a body of JSON, and answers in time or says why not."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                work = self._answer(request, do)
+                return reply(await asyncio.wait_for(work, self.limits.seconds))
+            except Refusal as error:
+                return refuse(error.status, str(error), **error.headers)
+            except (asyncio.TimeoutError, TimeoutError):  # two kinds until Python 3.11
+                return refuse(504, f"no answer within {self.limits.seconds:g} s; send less at once")
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody reads it
+            except Exception as error:  # a bug, or no memory; what was asked is not told
+                return refuse(500, f"the server failed: {type(error).__name__}")
+
+        return endpoint
+
+    async def _answer(self, request: Request, do: Callable[[bytes], Awaitable[bytes]]) -> bytes:
+        if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+            raise Refusal(415, "content-type: must be application/json")
+        body = await read_body(request, self.limits.body)
+        return await unless_gone(request, do(body))
+
+    async def translate(self, body: bytes) -> bytes:
+        """Translate sentences: translations, their tokens, and their log-probabilities."""
+        asked = read_request(body, self.limits, len(self.system.tokenizers[1]))
+        jobs = {
+            i: Job(self._encode(f"sentences[{i}]", sentence), asked.beam, asked.alpha)
+            for i, sentence in enumerate(asked.sentences)
+            if sentence.strip()
+        }
+        found = dict(zip(jobs, await self._results(list(jobs.values())), strict=True))
+        best = [found[i][0] if i in found else None for i in range(len(asked.sentences))]
+        theirs = self.system.tokenizers[1]
+        data = {
+            "translations": [
+                normal_blanks(theirs.decode(one.tokens)) if one else "" for one in best
+            ],
+            "tokens": [theirs.tokens(one.tokens) if one else [] for one in best],
+            "scores": [one.log_probability if one else None for one in best],
+        }
+        return json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+
+    async def attention(self, body: bytes) -> bytes:
+        """Translate a sentence, and return its attention weights; see ``attention_json``."""
+        asked = read_request(body, self.limits, len(self.system.tokenizers[1]), single=True)
+        (sentence,) = asked.sentences
+        if not isinstance(self.system.config, ModelConfig):
+            raise Refusal(422, "attention: only a Transformer has it by layer and head")
+        if not sentence.strip():
+            raise Refusal(422, "sentence: is blank; type some words")
+        tokens = self._encode("sentence", sentence)
+        check_tokens("sentence", len(tokens), self.limits.shown)
+        job = Job(tokens, asked.beam, asked.alpha, shown=True)
+        ((_, weights),) = await self._results([job])
+        more = {"languages": self._languages(sentence), "note": self._note(sentence)}
+        return json.dumps(more, ensure_ascii=False)[:-1].encode() + b"," + weights[1:]
+
+    def _encode(self, name: str, sentence: str) -> list[int]:
+        tokens = self.system.tokenizers[0].encode(sentence)
+        check_tokens(name, len(tokens), self.system.config.max_len - 1)
+        return tokens
+
+    async def _results(self, jobs: list[Job]) -> list[Found]:
+        """Wait for all results; where the request is given up, what is left is cancelled."""
+        try:
+            self.batcher.submit(jobs)
+            return list(await asyncio.gather(*(asyncio.wrap_future(job.found) for job in jobs)))
+        finally:
+            for job in jobs:
+                job.found.cancel()
+
+    def _languages(self, sentence: str) -> list[str]:
+        """Return the languages of a sentence and its translation."""
+        first, second = self.system.languages
+        if self.pretrained is None:
+            return [first, second]
+        words = [word.strip(".,?!") for word in sentence.split()]
+        known = [self.pretrained.words[language] for language in (first, second)]
+        counts = [sum(word in one or word.lower() in one for word in words) for one in known]
+        return [first, second] if counts[0] >= counts[1] else [second, first]
+
+    def _note(self, sentence: str) -> str:
+        """Return what a reader of the page should know of a sentence."""
+        unknown = self.pretrained.unknown(sentence) if self.pretrained else []
+        return f"The model does not know {', '.join(unknown[:5])}." if unknown else ""
+
+    async def health(self, request: Request) -> Response:
+        """Say that the model's thread is alive, and how many sentences wait for it."""
+        alive = self.batcher.thread.is_alive()
+        state = {"status": "ok" if alive else "broken", "waiting": len(self.batcher.queue)}
+        return reply(json.dumps(state).encode(), 200 if alive else 503)
+
+    async def page(self, request: Request) -> Response:
+        """Return the page."""
+        return reply(self.start_page.encode(), kind="text/html")
+
+    async def file(self, request: Request) -> Response:
+        """Return a script or a style sheet of the page."""
+        name = request.path_params["name"]
+        if name not in self.static:
+            raise HTTPException(404)
+        return reply(self.static[name], kind=TYPES["." + name.rpartition(".")[2]])
+
+    def _fill(self, page: str, name: str) -> str:
+        """Fill the page with what it says of this system."""
+        first, second = self.system.languages
+        values = {
+            "NAME": name,
+            "PAIR": f"{first} and {second}" if self.pretrained else f"{first} to {second}",
+            "SENTENCE": RUNNING.text("de") if self.pretrained else "",
+            "LABEL": "" if self.pretrained else f'data-label="A sentence ({escape(first)})"',
+        }
+        for key, value in values.items():
+            page = page.replace(f"@{key}@", value if key == "LABEL" else escape(value, quote=True))
+        return page
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        Refusal: It is larger than ``most`` bytes.
+    """
+    body, size = bytearray(), 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= most:
+            body += chunk
+        elif size > DRAINED * most:
+            break
+    if size > most:
+        raise Refusal(413, f"body: more than {most} bytes; send fewer sentences at once")
+    return bytes(body)
+
+
+async def unless_gone(
+    request: Request, work: Coroutine[Any, Any, bytes] | Awaitable[bytes]
+) -> bytes:
+    """Return the result of some work, which is cancelled when the client goes away.
+
+    Raises:
+        ClientDisconnect: The client went away.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())  # after the body, it waits for the end
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+def reply(content: bytes, status: int = 200, *, kind: str = "application/json") -> Response:
+    """Return a response with the headers that all have."""
+    return Response(content, status, HEADERS, media_type=kind)
+
+
+def refuse(status: int, message: str, **headers: str) -> Response:
+    """Return an error in one line of JSON."""
+    response = reply(json.dumps({"error": message}, ensure_ascii=False).encode(), status)
+    response.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
+    return response
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """Answer a request for an address that does not exist, or by a wrong method."""
+    status = getattr(error, "status_code", 500)
+    headers = getattr(error, "headers", None) or {}
+    return refuse(status, getattr(error, "detail", "error"), **headers)
+
+
+async def broken(request: Request, error: Exception) -> Response:
+    """Answer where the server itself is at fault."""
+    return refuse(500, f"the server failed: {type(error).__name__}")

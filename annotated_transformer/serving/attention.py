@@ -1,0 +1,71 @@
+"""A translated sentence with its attention weights, for the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.engine.system import System
+from annotated_transformer.notation import BOS, EOS
+from annotated_transformer.pretrained import trace
+from annotated_transformer.serving.requests import check_tokens
+from annotated_transformer.training.batches import make_batch
+from annotated_transformer.translation.beam_search import Hypothesis
+from annotated_transformer.translation.tokenizers import normal_blanks
+
+PARTS = {  # of the answer, with the modules whose weights they are
+    "encoder": ("encoder", "self_attn"),
+    "self": ("decoder", "self_attn"),
+    "cross": ("decoder", "src_attn"),
+}
+DIGITS = 4  # of a weight
+
+
+def attention_json(system: System, source: list[int], best: Hypothesis, most: int) -> bytes:
+    """Return tokens, probabilities and attention weights of a translated sentence as JSON.
+
+    Args:
+        system: The system, a Transformer.
+        source: Tokens of the source, without special symbols.
+        best: Its translation.
+        most: Most tokens of the translation.
+
+    Returns:
+        An object with ``source`` and ``target``, the tokens as shown, ends included (lengths m and
+        n); ``texts``, the translation up to each target token; ``probabilities`` (n); and the
+        weights by layer and head ``encoder (N, h, m, m)``, ``self (N, h, n, n)`` and
+        ``cross (N, h, n, m)``. Row i of the last two belongs to the step that chose target token i.
+
+    Raises:
+        Refusal: The translation has more tokens than are shown.
+    """
+    ours, theirs = system.tokenizers
+    check_tokens("translation", len(best.tokens), most)
+    device = next(system.model.parameters()).device
+    found = trace(system.model, make_batch([source], [best.tokens]).to(device))
+    written = [*best.tokens, EOS]
+    chosen = found["generator.proj"][0].softmax(-1)[range(len(written)), written]
+    data = {
+        "source": ours.tokens([*source, EOS]),
+        "target": theirs.tokens(written),
+        "read": theirs.tokens([BOS, *best.tokens]),
+        "texts": [normal_blanks(theirs.decode(written[: i + 1])) for i in range(len(written))],
+        "probabilities": rounded(chosen),
+        **{name: rounded(weights(found, *part)) for name, part in PARTS.items()},
+    }
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def weights(found: Mapping[str, Tensor], stack: str, part: str) -> Tensor:
+    """Return the weights of a kind of attention in all layers ``(N, h, n, m)``."""
+    names = [f"{stack}.layers.{i}.{part}.attn" for i in range(len(found))]
+    return torch.cat([found[name] for name in names if name in found])
+
+
+def rounded(values: Tensor) -> object:
+    """Return the values as lists of numbers with few digits."""
+    scaled: list[object] = (values.double() * 10**DIGITS).round().div(10**DIGITS).tolist()
+    return scaled

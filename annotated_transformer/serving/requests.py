@@ -1,0 +1,165 @@
+"""What a request may hold: its limits, and the errors that name the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from annotated_transformer.data.files import parse_json
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server takes on.
+
+    Attributes:
+        body: Bytes of a request's body.
+        sentences: Sentences of a request.
+        characters: Characters of a sentence.
+        shown: Tokens of a sentence, and of its translation, whose attention is returned.
+        beam: The largest beam.
+        queue: Sentences that wait for the model.
+        seconds: Time to answer a request, from its first byte to its last.
+        tokens: Source tokens of a batch, over all hypotheses; one sentence may have more.
+        wait: Seconds that a sentence waits for others to be translated with.
+    """
+
+    body: int = 2**18
+    sentences: int = 64
+    characters: int = 2000
+    shown: int = 64
+    beam: int = 8
+    queue: int = 1024
+    seconds: float = 30.0
+    tokens: int = 4096
+    wait: float = 0.003
+
+
+class Refusal(Exception):  # noqa: N818  # it is an answer, not a fault of ours
+    """A request is not answered; the message is one line.
+
+    Attributes:
+        status: Of the HTTP response.
+        headers: More headers of it.
+    """
+
+    def __init__(self, status: int, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+
+@dataclass(frozen=True)
+class Request:
+    """Sentences, and how to search for their translations."""
+
+    sentences: list[str]
+    beam: int
+    alpha: float
+
+
+def read_request(body: bytes, limits: Limits, most_beam: int, *, single: bool = False) -> Request:
+    """Parse and check the body of a request.
+
+    Args:
+        body: JSON: ``{"sentences": [...]}`` or, if single, ``{"sentence": "..."}``; ``beam`` and
+            ``alpha`` are optional.
+        limits: The limits.
+        most_beam: Largest beam that the system can use, the size of its vocabulary.
+        single: Whether one sentence is expected.
+
+    Raises:
+        Refusal: A field is missing, unknown, of a wrong type or out of range.
+    """
+    field = "sentence" if single else "sentences"
+    data = read_object(body)
+    for name in data:
+        if name not in (field, "beam", "alpha"):
+            raise wrong(ascii(name)[:40], f"is unknown; use {field}, beam and alpha")
+    if field not in data:
+        raise wrong(field, "is missing")
+    found = [data[field]] if single else data[field]
+    if not isinstance(found, list):
+        raise wrong(field, "must be a list of strings")
+    if not 1 <= len(found) <= limits.sentences:
+        raise wrong(field, f"must hold 1 to {limits.sentences} sentences, not {len(found)}")
+    for i, sentence in enumerate(found):
+        check_sentence(field if single else f"{field}[{i}]", sentence, limits)
+    beam, alpha = data.get("beam", 1), data.get("alpha", 0.6)
+    most = min(limits.beam, most_beam)
+    if isinstance(beam, bool) or not isinstance(beam, int) or not 1 <= beam <= most:
+        raise wrong("beam", f"must be an integer from 1 to {most}")
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not number or not 0 <= alpha <= 10:
+        raise wrong("alpha", "must be a number from 0 to 10")
+    if beam == 1 and "alpha" in data:
+        raise wrong("alpha", "has no effect with beam 1; leave it out, or give a beam")
+    return Request(found, beam, float(alpha))
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object whose names are unique and whose numbers are finite.
+
+    Raises:
+        Refusal: It is none.
+    """
+    try:
+        data = parse_json(body.decode(), object_pairs_hook=unique, parse_constant=no_number)
+    except UnicodeDecodeError:
+        raise wrong("body", "is not valid UTF-8") from None
+    except Refusal:
+        raise
+    except ValueError:
+        raise wrong("body", "is not valid JSON, or is nested too deeply") from None
+    if not isinstance(data, dict):
+        raise wrong("body", "must be a JSON object")
+    return data
+
+
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an object; raise Refusal for one that is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise wrong(ascii(twice)[:40], "is given twice")
+    return found
+
+
+def no_number(text: str) -> float:
+    """Refuse NaN and infinities, which JSON does not have."""
+    raise wrong("body", f"holds {text}, which is not JSON")
+
+
+def check_sentence(name: str, sentence: object, limits: Limits) -> None:
+    """Raise Refusal if a sentence cannot be a line of text."""
+    if not isinstance(sentence, str):
+        raise wrong(name, "must be a string")
+    if len(sentence) > limits.characters:
+        much = f"{len(sentence)} characters, more than {limits.characters}"
+        raise wrong(name, f"has {much}; split it into sentences")
+    if any("\ud800" <= sign <= "\udfff" for sign in sentence):
+        raise wrong(name, "is not valid Unicode")
+    if len(sentence.splitlines()) > 1 or sentence[-1:] == "\n":
+        raise wrong(name, "holds a line break; give each line by itself")
+
+
+def check_tokens(name: str, count: int, most: int) -> None:
+    """Raise Refusal if a sentence has more tokens than fit."""
+    if count > most:
+        raise wrong(name, f"has {count} tokens, more than {most}; split it into sentences")
+
+
+def wrong(field: str, reason: str) -> Refusal:
+    """Return the refusal of a field."""
+    return Refusal(422, f"{field}: {reason}")
+
+
+def too_busy() -> Refusal:
+    """Return the refusal of a request while too many sentences wait."""
+    return Refusal(503, "too many sentences are waiting; try again later", retry_after="1")
+
+
+def stopping() -> Refusal:
+    """Return the refusal of a request that the server, told to stop, had no time for."""
+    return Refusal(503, "the server is stopping; try again later", retry_after="5")

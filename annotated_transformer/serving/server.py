@@ -1,0 +1,120 @@
+"""The server: its socket, its signals and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.interruption import handling
+from annotated_transformer.serving.app import Service
+
+CONNECTIONS = 512  # at a time; uvicorn answers 503 beyond
+IDLE = 15  # seconds after which a connection without a request is closed
+GRACE = 10  # seconds for what was accepted, once the server is told to stop
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        host: Name or address.
+        port: 0 takes any that is free.
+
+    Raises:
+        UsageError: The address cannot be used.
+    """
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host {host}: is unknown; give an address as 127.0.0.1") from None
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = error.strerror or error
+        what = f"--host {host} --port {port}: cannot be used: {reason}"
+        raise UsageError(f"{what}; choose another port, or 0 for any that is free") from None
+
+
+def address(sock: socket.socket) -> str:
+    """Return the address of a listening socket, as typed into a browser."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our signals, and our way to stop. It logs nothing of a request.
+
+    Args:
+        service: What answers.
+        started: Called when connections are accepted.
+    """
+
+    def __init__(self, service: Service, started: Callable[[], object]) -> None:
+        config = uvicorn.Config(
+            service.app(),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=IDLE,
+            timeout_graceful_shutdown=GRACE + 2,
+        )
+        super().__init__(config)
+        self.service, self.tell_started = service, started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on the signals that end our commands; a second one stops at once."""
+        with handling(self.handle_exit):
+            yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets)
+        self.tell_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nothing more, and answer what was accepted: towards the end, by refusing it."""
+        refuse = asyncio.get_running_loop().call_later(GRACE, self.service.batcher.stop)
+        await super().shutdown(sockets)
+        refuse.cancel()
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """Note a signal."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._captured_signals.append(sig)
+
+    @property
+    def signal(self) -> int:
+        """The signal that ended the server; 0 if none."""
+        return self._captured_signals[0] if self._captured_signals else 0
+
+
+def serve(service: Service, sock: socket.socket, started: Callable[[], object]) -> None:
+    """Answer requests until a signal comes.
+
+    Then no connection is accepted any more, and what was accepted is answered.
+
+    Raises:
+        KeyboardInterrupt: At the end, with the signal's number.
+    """
+    server = Server(service, started)
+    try:
+        server.run([sock])
+    finally:
+        service.batcher.stop()
+        service.batcher.thread.join()
+    if server.signal:
+        raise KeyboardInterrupt(server.signal)

@@ -1,0 +1,97 @@
+"""The command ``serve``: its address, its system, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from annotated_transformer.cli import serve as module
+from annotated_transformer.cli.main import main
+from annotated_transformer.data.corpora import load_corpus
+from annotated_transformer.engine.checkpoints import load_system
+from annotated_transformer.engine.system import translate_lines
+from annotated_transformer.pretrained import RUNNING
+from annotated_transformer.serving.server import address, listen
+from tests.cli.command import Capture, fails
+from tests.serving.servers import ask, until
+
+LINES = load_corpus("grammar", split="val").head(12).source
+
+
+@contextmanager
+def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start the command in a process; yield it with its port when it says that it is ready."""
+    command = [sys.executable, "-m", "annotated_transformer", "serve", "--port", "0", *words]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)\n", line)
+            assert found, (line, process.stderr and process.stderr.read())
+            yield process, int(found[1])
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_what_is_under_way_is_answered_before_the_end(name: str, status: int) -> None:
+    with started() as (process, port), ThreadPoolExecutor() as pool:
+        data = {"sentences": LINES, "beam": 4}
+        answers = [pool.submit(ask, port, "/translate", data) for _ in range(3)]
+        until(lambda: ask(port, "/health")[1]["waiting"] > len(LINES))
+        process.send_signal(getattr(signal, name))
+        found = [answer.result() for answer in answers]
+        assert [one[0] for one in found] == [200] * 3
+        assert len({str(one[1]) for one in found}) == 1
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out) == (status, "")
+        told = "serving the small model that comes with the package; Ctrl-C stops"
+        assert err.splitlines() == [told, "annotated-transformer: interrupted"]
+
+
+def test_a_trained_system_translates_as_it_does_elsewhere(trained: Path) -> None:
+    system = load_system(trained)
+    with started(str(trained)) as (_, port):
+        status, found, _ = ask(port, "/translate", {"sentences": LINES, "beam": 4})
+        assert (status, found["translations"]) == (200, translate_lines(system, LINES, beam=4))
+        _, page, _ = ask(port, "/")
+        assert f"<title>{trained.name}</title>" in page.decode()
+        assert 'data-label="A sentence (de)"' in page.decode()
+        _, found, _ = ask(port, "/attention", {"sentence": RUNNING.text("de")})
+        assert (found["languages"], found["note"]) == (["de", "en"], "")
+
+
+def test_an_address_that_is_taken(capsys: Capture) -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = str(sock.getsockname()[1])
+        line = fails(capsys, "serve", "--port", port)
+    assert f"--port {port}: cannot be used" in line
+    assert "choose another port" in line
+
+
+def test_hosts(capsys: Capture) -> None:
+    assert "--host no.such.name.invalid" in fails(capsys, "serve", "--host", "no.such.name.invalid")
+    with listen("localhost", 0) as sock:
+        assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+", address(sock))
+
+
+def test_other_hosts_than_this_machine_are_warned_of(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(service: object, sock: socket.socket, started: object) -> None:
+        assert callable(started)
+        started()
+
+    monkeypatch.setattr(module, "serve", begin)
+    for host, warns in (("127.0.0.1", False), ("0.0.0.0", True)):
+        assert main(["serve", "--host", host, "--port", "0"]) == 0
+        assert ("anyone who can reach this address" in capsys.readouterr().err) == warns
