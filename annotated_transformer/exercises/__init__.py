@@ -21,7 +21,7 @@ MODULES: Final = {
     "decoding": "greedy_decode length_penalty beam_step beam_search best_attended",
     "trees": "linearize",
     "background": "lstm_step gru_step additive_attention causal_convolution paired_interval",
-    "counting": "layers_to_reach one_query training_cost",
+    "counting": "layers_to_reach one_query training_cost model_parameters",
 }
 NAMES: Final = {name: module for module, names in MODULES.items() for name in names.split()}
 GROUPS: Final = {  # several parts under one name, in this order

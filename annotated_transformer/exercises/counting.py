@@ -1,4 +1,4 @@
-"""Exercises on paths through a network, on one query of attention, and on the cost of training."""
+"""Exercises on paths, on one query, on the cost of training, and on counting parameters."""
 
 from __future__ import annotations
 
@@ -123,8 +123,50 @@ COST: Final = Exercise(
 )  # fmt: skip
 
 
+def model_parameters(
+    N: int, d_model: int, d_ff: int, h: int, d_k: int, d_v: int, vocab: int, *,
+    attentions: int = 3, networks: int = 2, norms: int = 5, biases: int = 1, matrices: int = 1,
+) -> int:  # fmt: skip
+    """Count the parameters of a row of Table 3: post-norm, and one matrix for the vocabulary."""
+    d, keys, values = d_model, h * d_k, h * d_v
+    attention = 2 * (d + biases) * keys + (d + biases) * values + (values + biases) * d
+    network = (d + biases) * d_ff + (d_ff + biases) * d
+    layers = N * (attentions * attention + networks * network + norms * 2 * d)
+    return layers + matrices * vocab * d + biases * vocab
+
+
+def _row_case(draw: Draw) -> Case:
+    integer = draw.integer
+    sizes = integer(1, 8), integer(2, 600), integer(2, 3000), integer(1, 16)
+    return *sizes, integer(1, 64), integer(1, 64), integer(5, 40_000)
+
+
+ROW: Final = Exercise(
+    model_parameters,
+    [(6, 512, 2048, 8, 64, 64, 37_000), (6, 512, 2048, 8, 16, 64, 37_000), (2, 4, 3, 2, 1, 5, 7)],
+    _row_case,
+    {
+        "the decoder's attention to the source not counted":
+            partial(model_parameters, attentions=2, norms=4),
+        "no layers of the decoder: N counts those of the encoder, and of the decoder once more":
+            partial(model_parameters, attentions=1, networks=1, norms=2),
+        "three matrices for the vocabulary: embeddings and generator share one":
+            partial(model_parameters, matrices=3),
+        "biases not counted": partial(model_parameters, biases=0),
+        "layer norms not counted": partial(model_parameters, norms=0),
+        "values as narrow as keys: only queries and keys have the width d_k":
+            lambda N, d, f, h, k, v, V: model_parameters(N, d, f, h, k, k, V),
+        "heads of width d_model / h, whatever d_k and d_v are":
+            lambda N, d, f, h, k, v, V: model_parameters(N, d, f, 1, d, d, V),
+        "one head counted in place of h":
+            lambda N, d, f, h, k, v, V: model_parameters(N, d, f, 1, k, v, V),
+    },
+)  # fmt: skip
+
+
 EXERCISES: Final = {
     "layers_to_reach": PATHS,
     "one_query": ONE_QUERY,
     "training_cost": COST,
+    "model_parameters": ROW,
 }

@@ -94,6 +94,7 @@
       chart.setAttribute("aria-label", `${[name, ...set].join(", ")}. ${HELP}`);
     };
     chart.addEventListener("input", follow);
+    chart.addEventListener("pointerup", () => setTimeout(follow, 50)); // where the chart is dragged
     follow();
   };
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, ElementHandle, Locator, Page
 
 HTML = Path(__file__).parents[2] / "_build" / "html"
 FIGURES = "book/reference/figures.html"
@@ -129,6 +129,38 @@ def test_a_chart_is_named_by_what_its_sliders_say(page: Page, site: str) -> None
     assert re.match(r"Figure [\d.]+, angle of the query 75, ", before)
     chart.locator("input[type=range]").first.press("ArrowRight")
     assert "angle of the query 80" in (chart.get_attribute("aria-label") or "")
+
+
+def test_the_query_can_be_dragged(page: Page, site: str) -> None:
+    page.goto(f"{site}/book/model/attention.html")
+    box = page.locator(".live-figure[data-live=yes]:has(.vega-bind)").first
+    sliders = box.locator("input[type=range]")
+
+    def set_to() -> list[float]:
+        return [float(slider.input_value()) for slider in sliders.all()]
+
+    plane = box.locator(".moving .concat_0_group path.background").first
+    plane.scroll_into_view_if_needed()
+    square = plane.bounding_box()
+    assert square is not None
+    size = square["width"] / 6.4  # of one unit: the plane reaches from -3.2 to 3.2
+    x, y = square["x"] + 3.2 * size, square["y"] + 3.2 * size  # the origin
+    page.mouse.move(x + size, y - size)
+    assert set_to() == [75, 1]  # not pressed
+    page.mouse.down()
+    page.mouse.move(x - 2 * size, y, steps=4)
+    page.mouse.up()
+    assert set_to() in ([180, 2], [-180, 2])
+    page.mouse.move(x, y - size)
+    assert set_to()[1] == 2  # let go
+    page.wait_for_function("n => n.ariaLabel.includes('query 2')", arg=chart_of(box))
+
+
+def chart_of(box: Locator) -> ElementHandle:
+    """Return the chart in a box."""
+    found = box.locator(".moving").element_handle()
+    assert found is not None
+    return found
 
 
 def test_paper_gets_the_still_picture_in_dark_ink(page: Page) -> None:

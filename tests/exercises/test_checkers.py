@@ -17,6 +17,7 @@ from annotated_transformer.exercises.machinery import run
 from annotated_transformer.model.architecture import EncoderLayer
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import ModelConfig, build_model, count_parameters
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.translation.evaluation import bleu_counts, bleu_of_counts
@@ -145,6 +146,12 @@ def layers_by_graph(network: str, distance: int, k: int) -> int:
     return layers
 
 
+def row_by_building(N: int, d_model: int, d_ff: int, h: int, d_k: int, d_v: int, vocab: int) -> int:
+    sizes = {"N": N, "d_model": d_model, "d_ff": d_ff, "h": h, "d_k": d_k, "d_v": d_v}
+    with torch.device("meta"):
+        return count_parameters(build_model(vocab, vocab, ModelConfig(**sizes, tie="all")))
+
+
 def query_by_library(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return sdpa(query[None, None], keys[None], values[None])[0, 0]
 
@@ -180,6 +187,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("layers_to_reach", layers_by_graph),
     ("one_query", query_by_library),
     ("average_last", average_by_adding),
+    ("model_parameters", row_by_building),
     ("training_cost", lambda days, gpus, rate: rate * 1e12 * 86_400 * gpus * days),
     ("learning_rate", lambda s, d, w: d**-0.5 * min(1 / s**0.5, s / w**1.5)),
 ]

@@ -160,6 +160,27 @@ def unfinished(root: Path) -> list[str]:
     return found
 
 
+def without_answers(root: Path, pages: list[str]) -> list[str]:
+    """These chapters have three to six exercises of two levels; a checker answers level 1."""
+    found = []
+    for page in pages:
+        text = (root / f"{page}.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"\{exercise-start\} ([^\n]*)\n(.*?)\{exercise-end\}", text, re.DOTALL)
+        levels = [title[-len("(level 1)") :] for title, _ in blocks]
+        if not 3 <= len(blocks) <= 6:
+            found.append(f"{page} has {len(blocks)} exercises, not three to six")
+        if set(levels) != {"(level 1)", "(level 2)"}:
+            found.append(f"{page}: exercises of two levels are wanted")
+        for level, (title, body) in zip(levels, blocks, strict=True):
+            if (level == "(level 1)") != ("\ncheck(" in body):
+                found.append(f"{page}: {title}: a checker answers what is of level 1")
+            elif level == "(level 1)" and not all(
+                f'assert check("{name}"' in text for name in re.findall(r'\ncheck\("(\w+)"', body)
+            ):
+                found.append(f"{page}: {title}: the solution is not checked")
+    return found
+
+
 PICTURES = {"show", "live", "Table"}
 
 

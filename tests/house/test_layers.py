@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import house
 import layers
 import pytest
 import yaml
@@ -33,6 +34,34 @@ def test_the_package_is_small() -> None:
 
 def test_cells_of_the_first_part_are_short() -> None:
     assert list(layers.long_cells(ROOT, part_one())) == []
+
+
+def test_exercises_of_the_first_part_answer() -> None:
+    assert house.without_answers(ROOT, part_one()) == []
+
+
+def test_exercises_that_do_not_answer_are_noticed(tmp_path: Path) -> None:
+    form = "```{{exercise-start}} A ({})\n:label: a\n```\n{}```{{exercise-end}}\n```\n{}"
+    asked, solved = '\ncheck("masks", mine)\n', '\nassert check("masks", mine).passed\n'
+    good, why = form.format("level 1", asked, solved), form.format("level 2", "Why?\n", "")
+    found = {}
+    for name, text in {
+        "good": good + why + why,
+        "few": good + why,
+        "easy": good * 3,
+        "mute": form.format("level 1", "Why?\n", "") + why + why,
+        "unsolved": form.format("level 1", asked, "") + why + why,
+    }.items():
+        (tmp_path / f"{name}.md").write_text(text, encoding="utf-8")
+        faults = house.without_answers(tmp_path, [name])
+        found[name] = [fault.removeprefix(f"{name}: ") for fault in faults]
+    assert found == {
+        "good": [],
+        "few": ["few has 2 exercises, not three to six"],
+        "easy": ["exercises of two levels are wanted"],
+        "mute": ["A (level 1): a checker answers what is of level 1"],
+        "unsolved": ["A (level 1): the solution is not checked"],
+    }
 
 
 def test_the_first_part_is_read_in_a_few_evenings() -> None:
