@@ -9,12 +9,18 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.workers import Worker, WorkerError, reply, resident
 
 TASKS = ("train small", "train base", "decode small", "decode base")
 # with rivals, which must be installed: sentences, and hypotheses of each
-RIVALS = {"search greedy": (32, 1), "search beam": (32, 4), "search one": (1, 1)}
+RIVALS: dict[str, tuple[int, int]] = {
+    "search greedy": (32, 1),
+    "search beam": (32, 4),
+    "search one": (1, 1),
+    "search int8": (32, 1),
+}
 OTHERS = ("others small", "others base")  # training beside the libraries, which must be installed
 # the same, all with dropout at every place and with the float32 products that we choose
 EQUAL = ("equal small", "equal base")
@@ -31,6 +37,7 @@ REQUIRED = {
     ("search beam", "ctranslate2"): 1.2,
     ("search one", "hugging_face"): 1.0,
     ("search one", "ctranslate2"): 1.0,
+    ("search int8", "ctranslate2"): 1.0,
     **{("others small", name): 3.0 for name in LIBRARIES},
     **{("others base", name): 2.4 for name in LIBRARIES},
     ("equal small", "fairseq"): 2.3,
@@ -40,6 +47,8 @@ REQUIRED = {
 
 def contenders(task: str) -> list[str]:
     """Return the names of the contenders in a task."""
+    if task == "search int8":
+        return ["ours", "ctranslate2"]
     if task in RIVALS:
         return ["ours", "hugging_face", "ctranslate2"]
     if task in (*OTHERS, *EQUAL):
@@ -57,7 +66,8 @@ def work(contender: str, task: str, size: str) -> None:
 
     imported = resident("VmRSS")
     if f"{task} {size}" in RIVALS:
-        step = rivals.CONTENDERS[contender](SIZES["base"], *RIVALS[f"{task} {size}"])
+        low: Any = {"precision": size} if size == "int8" else {}
+        step = rivals.CONTENDERS[contender](SIZES["base"], *RIVALS[f"{task} {size}"], **low)
     elif f"{task} {size}" in OTHERS:
         step = trainers.contender(contender, SIZES[size])
     elif f"{task} {size}" in EQUAL:

@@ -17,6 +17,7 @@ import torch
 
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.products import prepare_cpu
+from annotated_transformer.fast.quantised import DecodingPrecision
 from annotated_transformer.fast.search import beam_search, greedy_search
 from annotated_transformer.model.transformer import build_model
 from annotated_transformer.notation import EOS, UNK
@@ -44,14 +45,14 @@ def sources(size: Size, count: int) -> list[list[int]]:
     return found
 
 
-def ours(size: Size, count: int, beam: int) -> Step:
-    """Our search in float32, as the command line runs it, with the end symbol made impossible."""
+def ours(size: Size, count: int, beam: int, precision: DecodingPrecision = "float32") -> Step:
+    """Our search, as the command line runs it, with the end symbol made impossible."""
     prepare_cpu()
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
     model = build_model(size.vocabulary, size.vocabulary, size.config).eval()
     model.generator.get_parameter("proj.bias").detach()[EOS] = -1e4
-    texts, kept = sources(size, count), keep_decoder_weights(model)
+    texts, kept = sources(size, count), keep_decoder_weights(model, precision)
     kept.__enter__()
 
     def step(_: object = kept) -> object:  # keeps the context open
@@ -117,8 +118,10 @@ def hugging_face(size: Size, count: int, beam: int) -> Step:
     return step
 
 
-def ctranslate2(size: Size, count: int, beam: int) -> Step:
-    """CTranslate2 in float32, with the weights of that Marian."""
+def ctranslate2(
+    size: Size, count: int, beam: int, precision: DecodingPrecision = "float32"
+) -> Step:
+    """CTranslate2, with the weights of that Marian."""
     model = marian(size)
     import ctranslate2 as library
     from ctranslate2.converters.transformers import MarianMTLoader
@@ -132,10 +135,10 @@ def ctranslate2(size: Size, count: int, beam: int) -> Step:
     spec.config.decoder_start_token = "</s>"  # any: it starts from a zero embedding
     with tempfile.TemporaryDirectory() as folder:
         spec.validate()
-        spec.optimize(quantization="float32")
+        spec.optimize(quantization=precision)
         spec.save(folder)
         translator = library.Translator(
-            folder, compute_type="float32", inter_threads=1, intra_threads=torch.get_num_threads()
+            folder, compute_type=precision, inter_threads=1, intra_threads=torch.get_num_threads()
         )
     texts = [[*(words[token] for token in source), "</s>"] for source in sources(size, count)]
 
