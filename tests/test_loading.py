@@ -20,10 +20,11 @@ import torch
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.archives import locate
 from annotated_transformer.data.corpora import Preparation, load_corpus, read_segments
-from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.files import CorpusError, FileError
 from annotated_transformer.data.prepare import prepare
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.symbols import load_any_tokenizer
+from annotated_transformer.interop.marian import load_marian
 from annotated_transformer.translation.tokenizers import TokenizerError
 
 
@@ -204,6 +205,25 @@ def test_hostile_members_of_an_archive(
     with pytest.raises(CorpusError):
         prepared(tmp_path / "out", files)
     assert main(["translate", str(inside.parent / "run"), str(texts["val"][0])]) == 2
+    assert watched == []
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_checkpoints_of_others(kind: str, watched: list[str], tmp_path: Path) -> None:
+    """A pickle is neither read beside the weights nor in their place."""
+    sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder")
+             for name in ("layers", "ffn_dim", "attention_heads")}  # fmt: skip
+    config = {"model_type": "marian", "scale_embedding": True, "activation_function": "relu",
+              "d_model": 2, "vocab_size": 5, "max_position_embeddings": 5, "pad_token_id": 1,
+              "decoder_start_token_id": 1, "eos_token_id": 0, **sizes}  # fmt: skip
+    good = json.dumps(config).encode()
+    (tmp_path / "pytorch_model.bin").write_bytes(HOSTILE[kind])
+    for name, data in (("config.json", good), ("model.safetensors", HOSTILE[kind]),
+                       ("config.json", HOSTILE[kind])):  # fmt: skip
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(FileError, match=name if data != good else "model.safetensors"):
+            load_marian(tmp_path)
     assert watched == []
     assert os.listdir() == []
 

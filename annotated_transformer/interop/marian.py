@@ -13,6 +13,7 @@ from torch import Tensor
 
 from annotated_transformer.data.files import FileError, parse_json
 from annotated_transformer.engine.checkpoints import damaged, load_weights, unreadable, weights_of
+from annotated_transformer.engine.config import check_sizes
 from annotated_transformer.interop.huggingface import reordered, sines_first, their_names
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
@@ -53,6 +54,10 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
     try:
         data = parse_json(path.read_bytes())
         config, vocabularies = _config_of(data, path)
+        check_sizes(vars(config))
+        weights = folder / "model.safetensors"
+        if weights.exists() and weights.stat().st_size < max(vocabularies) * config.d_model:
+            raise ValueError(f"{weights.name} has no {max(vocabularies)} tokens")
         names = ("pad", "decoder_start", "eos")
         special = SpecialIds(*(int(data[f"{name}_token_id"]) for name in names))
         model = build_model(*vocabularies, config)
@@ -60,10 +65,10 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
         raise unreadable(path, error) from None
     except FileError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from None
     activate(model, data["activation_function"])
-    path = folder / "model.safetensors"
+    path = weights
     try:
         stored = load_file(path)
     except OSError as error:

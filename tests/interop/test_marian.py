@@ -101,3 +101,23 @@ def test_a_damaged_checkpoint_is_one_line(name: str, data: bytes | None, tmp_pat
     (tmp_path / name).unlink() if data is None else (tmp_path / name).write_bytes(data)
     with pytest.raises(CheckpointError, match=name):
         load_marian(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab_size": 10**9}, {"vocab_size": 10**30}, {"vocab_size": -1}, {"d_model": 10**6},
+        {"d_model": "12"}, {"d_model": 10**30}, {"max_position_embeddings": 10**9}, {"d_model": 0},
+        {"encoder_layers": 10**6, "decoder_layers": 10**6}, {"pad_token_id": "x"},
+        {"encoder_ffn_dim": 10**7, "decoder_ffn_dim": 10**7}, {"activation_function": ["relu"]},
+    ],
+)  # fmt: skip
+def test_sizes_that_no_file_has_are_refused_before_memory_is_taken(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    marian(tmp_path, activation_function="relu")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(FileError, match=r"config\.json") as caught:
+        load_marian(tmp_path)
+    assert "\n" not in str(caught.value)
