@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -172,13 +172,18 @@ def portable_tokenizer(tokenizer: BPETokenizer, *, ends: bool) -> Backend:
     return backend
 
 
+def has_sub_words(system: System) -> bool:
+    """Whether both languages share sub-words, which need nothing of this package."""
+    return system.shared and isinstance(system.tokenizers[0], BPETokenizer)
+
+
 def save_tokenizers(system: System, folder: Path, *, ends: bool) -> None:
     """Write ``tokenizer.json`` for the library ``tokenizers``, or words as a run has them."""
-    source, target = system.tokenizers
-    if isinstance(source, BPETokenizer) and system.shared:
-        portable_tokenizer(source, ends=ends).save(str(folder / "tokenizer.json"))
+    if has_sub_words(system):
+        tokenizer = portable_tokenizer(cast(BPETokenizer, system.tokenizers[0]), ends=ends)
+        tokenizer.save(str(folder / "tokenizer.json"))
         return
-    for name, tokenizer in (("source.json", source), ("target.json", target)):
+    for name, tokenizer in zip(("source.json", "target.json"), system.tokenizers, strict=True):
         (folder / name).write_text(tokenizer.to_json() + "\n", encoding="utf-8")
 
 
