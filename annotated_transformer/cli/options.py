@@ -57,6 +57,14 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Decoding(Weights):
+    """Which weights to decode with, where, and how."""
+
+    precision: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Of products with weights: fewer bits are faster and may change words; int8 is for CPUs."""
+
+
+@dataclass(frozen=True)
 class Sampled:
     """Draw translations from the model's probabilities, instead of searching for the best."""
 
@@ -73,7 +81,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Search(Weights):
+class Search(Decoding):
     """How to decode, and with which weights."""
 
     beam: int | None = None
@@ -120,12 +128,7 @@ class Score:
     """Also print each token with its log-probability."""
     ensemble: tuple[Path, ...] = ()
     """More systems with the same tokenizer: score with the mean of all probabilities."""
-    averaged: bool = False
-    """Use the average of the last checkpoints, even if its validation loss is higher."""
-    best: bool = False
-    """Use the best checkpoint, even if the average of the last ones is better."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Device; auto takes an NVIDIA GPU if there is one, else the CPU; mps is Apple's GPU."""
+    weights: Weights = field(default_factory=Weights)
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
     """File for the scores; - is the standard output."""
     quiet: bool = False
@@ -164,7 +167,7 @@ class Serve:
     """Most sentences that wait for the model; more are refused."""
     timeout: float = 30.0
     """Seconds within which a request is answered."""
-    weights: Weights = field(default_factory=Weights)
+    decoding: Decoding = field(default_factory=Decoding)
 
 
 @dataclass(frozen=True)

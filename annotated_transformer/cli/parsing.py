@@ -84,7 +84,9 @@ OF_WEIGHTS = "tokenizer vocabulary preset architecture".split()  # fine-tuning k
 SAMPLING = "temperature top_k top_p seed".split()
 MOST_BEST = 1000
 MOST_EXTRA = 2**16  # as many as a model's positions
-SYSTEM = "corpus prepared split mirror beam alpha averaged best device".split()  # not for two files
+SYSTEM = (
+    "corpus prepared split mirror beam alpha averaged best device precision".split()
+)  # not for two files
 
 
 def parse(words: Sequence[str]) -> Command:

@@ -17,8 +17,7 @@ def run(command: Score) -> int:
     folders = [command.model, *command.ensemble]
     own = [path for folder in folders for path in files_of(folder)]
     check_target("--output", command.output, command.source, command.target, *own)
-    search = Search(averaged=command.averaged, best=command.best, device=command.device)
-    system, by = open_systems(folders, search)
+    system, by = open_systems(folders, Search(**vars(command.weights)))
     text = read_parallel(command.source, command.target, drop_blank=False)
     found = score_pairs(
         system, text.source, text.target, name=text.origin, progress=not command.quiet

@@ -16,8 +16,7 @@ LOCAL = ("127.", "::1", "localhost")
 
 def run(command: Serve) -> int:
     """Serve until a signal comes."""
-    weights = command.weights
-    search = Search(averaged=weights.averaged, best=weights.best, device=weights.device)
+    search = Search(**vars(command.decoding))
     limits = Limits(queue=command.queue, seconds=command.timeout)
     folder = command.model
     with listen(command.host, command.port) as sock:

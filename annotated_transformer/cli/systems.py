@@ -20,7 +20,9 @@ from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.system import System
 from annotated_transformer.engine.treebanks import TREEBANKS, is_parser, load_treebank
+from annotated_transformer.fast.model import can_accelerate
 from annotated_transformer.fast.products import prepare_cpu
+from annotated_transformer.fast.quantised import DecodingPrecision, check_precision
 from annotated_transformer.pretrained import Pretrained, load_pretrained
 from annotated_transformer.translation.beam_search import check_search
 
@@ -80,7 +82,7 @@ def open_system(folder: Path, search: Search) -> tuple[System, str]:
     weights = AVERAGED if search.averaged else WEIGHTS if search.best else BEST
     system = load_system(folder, weights=weights)
     check_beam(search, system)
-    move(system, device)
+    move(system, device, search.precision)
     return system, best_weights(folder) if weights == BEST else weights
 
 
@@ -98,7 +100,7 @@ def open_pretrained(search: Search) -> tuple[System, Pretrained]:
     found = load_pretrained()
     system = System(found.model, found.config, ("de", "en"), found.tokenizers, {})
     check_beam(search, system)
-    move(system, device)
+    move(system, device, search.precision)
     return system, found
 
 
@@ -120,9 +122,20 @@ def check_beam(search: Search, system: System) -> None:
         )
 
 
-def move(system: System, device: str) -> None:
-    """Move a system to a device; on a CPU, also configure fast products."""
+def move(system: System, device: str, precision: DecodingPrecision = "float32") -> None:
+    """Move a system to a device, where it decodes in a precision; configure a CPU's products.
+
+    Raises:
+        UsageError: The device or the model cannot decode in this precision.
+    """
+    if precision != "float32" and not can_accelerate(system.model):
+        raise UsageError(f"--precision {precision}: is for Transformers; leave it out")
+    try:
+        check_precision(precision, device)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
     system.model.to(device)
+    system.precision = precision
     if device == "cpu":
         prepare_cpu()
 

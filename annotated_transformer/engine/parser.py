@@ -222,7 +222,7 @@ def parse_sentences(
     search: dict[str, Any] = {"beam": beam, "alpha": alpha, "extra": extra}
     hidden = not progress or sys.stderr is None  # closed by the parent process
     bar = tqdm(total=len(full), unit="sentence", disable=hidden, file=sys.stderr)
-    with bar, keep_decoder_weights(system.model):
+    with bar, keep_decoder_weights(system.model, system.precision):
         for batch in order:
             chosen = [full[int(i)] for i in batch]
             sources, counts = [ids[i] for i in chosen], [len(sentences[i]) for i in chosen]

@@ -18,6 +18,7 @@ from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.texts import Tokenizers
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.ensemble import Ensemble
+from annotated_transformer.fast.quantised import DecodingPrecision
 from annotated_transformer.fast.sampling import Sampling, sample
 from annotated_transformer.fast.search import beam_search, greedy_search
 from annotated_transformer.model.architecture import EncoderDecoder
@@ -50,6 +51,7 @@ class System:
         languages: Source and target language, such as ``("de", "en")``.
         tokenizers: For source and target; the same object if the vocabulary is shared.
         training: How it was trained: ``options`` and ``checksums``; may be empty.
+        precision: In which it decodes, see ``keep_decoder_weights``.
     """
 
     model: EncoderDecoder
@@ -57,6 +59,7 @@ class System:
     languages: tuple[str, str]
     tokenizers: Tokenizers
     training: dict[str, Any]
+    precision: DecodingPrecision = "float32"
 
     @property
     def shared(self) -> bool:
@@ -320,7 +323,7 @@ def decode_lines(
     order = token_batches(lengths, max(max_tokens, limit + 1), shuffle=False)
     closed = sys.stderr is None  # by the parent process
     bar = tqdm(total=len(full), unit="line", disable=not progress or closed, file=sys.stderr)
-    with bar, keep_decoder_weights(system.model):
+    with bar, keep_decoder_weights(system.model, system.precision):
         for batch in order:
             chosen = [full[int(i)] for i in batch]
             sources, numbers = [ids[i] for i in chosen], [first + i for i in chosen]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +20,12 @@ from annotated_transformer.fast.linear import (
 )
 from annotated_transformer.fast.model import FastModel, can_accelerate, normalize
 from annotated_transformer.fast.packing import PackedMask, Rows
-from annotated_transformer.fast.quantised import LINEARS, DecodingPrecision, bfloat16_is_fast
+from annotated_transformer.fast.quantised import (
+    LINEARS,
+    DecodingPrecision,
+    bfloat16_is_fast,
+    check_precision,
+)
 from annotated_transformer.fast.screen import WORTH, Screen, bytes_are_fast
 from annotated_transformer.model.architecture import (
     DecoderLayer,
@@ -287,41 +292,47 @@ class CachedSteps(Steps):
         self.places = self.places.take_along_dim(parents.unsqueeze(2), 1)
 
 
-_kept: WeakKeyDictionary[EncoderDecoder, DecoderWeights | None] = WeakKeyDictionary()
+_Kept: TypeAlias = tuple[DecodingPrecision, DecoderWeights | None]
+_kept: WeakKeyDictionary[EncoderDecoder, _Kept] = WeakKeyDictionary()
 
 
 @contextmanager
-def keep_decoder_weights(model: EncoderDecoder) -> Iterator[None]:
-    """Reuse a model's rearranged weights between calls while its parameters are unchanged."""
-    _kept[model] = None
+def keep_decoder_weights(
+    model: EncoderDecoder, precision: DecodingPrecision = "float32"
+) -> Iterator[None]:
+    """Reuse rearranged weights between calls while the parameters are unchanged.
+
+    Args:
+        model: Whose weights; of an ensemble, those of its members.
+        precision: In which the model decodes within this context. Below float32, the encoder
+            computes in bfloat16 where that is faster. The readable layer ignores it.
+
+    Raises:
+        ValueError: The model's device cannot decode in this precision.
+    """
+    check_precision(precision, next(model.parameters()).device.type)
+    models = [module for module in model.modules() if isinstance(module, EncoderDecoder)]
+    _kept.update(dict.fromkeys(models, (precision, None)))
     try:
         yield
     finally:
-        _kept.pop(model, None)  # at interpreter exit it may already be gone
+        for each in models:
+            _kept.pop(each, None)  # at interpreter exit it may already be gone
 
 
-def _decoder_weights(model: EncoderDecoder, precision: DecodingPrecision) -> DecoderWeights:
+def _decoder_weights(model: EncoderDecoder) -> DecoderWeights:
     """Return the rearranged weights, the cached ones if the parameters have not changed."""
-    decoder, versions = _kept.get(model), _versions(model)
-    if (
-        decoder is None
-        or versions is None
-        or (decoder.versions, decoder.precision) != (versions, precision)
-    ):
+    precision, decoder = _kept.get(model, ("float32", None))
+    versions = _versions(model)
+    if decoder is None or versions is None or decoder.versions != versions:
         decoder = DecoderWeights(model, precision)
         if model in _kept:
-            _kept[model] = decoder
+            _kept[model] = precision, decoder
     return decoder
 
 
 @torch.no_grad()
-def start_steps(
-    model: EncoderDecoder,
-    src: Tensor,
-    src_mask: Tensor,
-    beam: int = 1,
-    precision: DecodingPrecision = "float32",
-) -> Steps:
+def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: int = 1) -> Steps:
     """Encode sentences without their padding, and return the steps that decode them.
 
     Args:
@@ -330,15 +341,12 @@ def start_steps(
         src: Source tokens ``(sentences, m)``.
         src_mask: Broadcasts to ``(sentences, 1, m)``, true (or nonzero) at real tokens.
         beam: Hypotheses per sentence.
-        precision: Of the products with weights. Below float32, the encoder computes in bfloat16
-            where that is faster. The readable layer ignores it.
     """
     mask = (src_mask != 0).expand(src.size(0), 1, -1)
     if not can_accelerate(model) or any(module.training for module in model.modules()):
         return readable_steps(model, src, mask, beam)
-    rows = Rows(mask[:, 0])
-    half = precision != "float32" and (src.device.type != "cpu" or bfloat16_is_fast())
-    with torch.autocast(src.device.type, torch.bfloat16, enabled=half):
+    rows, decoder, device = Rows(mask[:, 0]), _decoder_weights(model), src.device.type
+    half = decoder.precision != "float32" and (device != "cpu" or bfloat16_is_fast())
+    with torch.autocast(device, torch.bfloat16, enabled=half):
         memory = FastModel(model).encode(src, PackedMask(mask, rows, rows))
-    memory = memory.float() if half else memory
-    return CachedSteps(_decoder_weights(model, precision), memory, mask, beam)
+    return CachedSteps(decoder, memory.float() if half else memory, mask, beam)

@@ -93,7 +93,7 @@ class Batcher:
     def _work(self) -> None:
         """Translate batch after batch."""
         trimmed = time.monotonic()
-        with keep_decoder_weights(self.system.model):
+        with keep_decoder_weights(self.system.model, self.system.precision):
             while batch := self._next_batch():
                 try:
                     results = self._translate(batch)

@@ -223,6 +223,10 @@ translate @run @text/is --quiet --beam 0                        | --beam
 translate @run @text/is --quiet --beam 999                      | --beam
 translate @run @text/is --quiet --alpha 11                      | --alpha
 translate @run @text/is --quiet --device cuda                   | --device
+translate @run @text/is --quiet --precision int4                | --precision
+serve @run --precision float16                          | --precision
+evaluate --hypotheses @text/is --references @text/is --precision int8 | --precision
+score @run @text/is @text/is --precision int8           | --precision
 translate @run @text/is --temperature 0.5               | --temperature
 translate @run @text/is --top-k 5                       | --top-k
 translate @run @text/is --top-p 0.5                     | --top-p

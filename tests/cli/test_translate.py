@@ -4,15 +4,19 @@ import io
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from annotated_transformer.cli import translate
+from annotated_transformer.cli import systems, translate
 from annotated_transformer.cli.main import main
 from annotated_transformer.engine.checkpoints import load_system, load_tensors, save_tensors
 from annotated_transformer.engine.system import System, translate_lines
-from annotated_transformer.pretrained import FOLDER, RUNNING
+from annotated_transformer.fast import decoding, quantised
+from annotated_transformer.fast.quantised import Bfloat16Linear, Int8Linear
+from annotated_transformer.fast.screen import multiplies_bytes
+from annotated_transformer.pretrained import FOLDER, RUNNING, load_pretrained
 from tests.cli.command import Capture, fails, write
 
 
@@ -33,6 +37,40 @@ def test_translate_files_and_standard_input(
         assert main(["translate", str(trained)]) == 0
         assert capsys.readouterr().out.split("\n") == lines
     assert [path.name for path in out.parent.iterdir()] == ["out.txt"]
+
+
+def test_a_precision_reaches_every_product(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the embedded model, whose words are those of float32; each linear layer is of its kind."""
+    (tmp_path / "in.txt").write_text(RUNNING.text("de") + "\n", encoding="utf-8")
+    made: list[str] = []
+    for precision, kind in (("bfloat16", Bfloat16Linear), ("int8", Int8Linear)):
+
+        def count(weight: torch.Tensor, bias: torch.Tensor, kind: Any = kind) -> Any:
+            made.append(kind.__name__)
+            return kind(weight, bias)
+
+        if precision == "int8" and not multiplies_bytes():
+            continue
+        monkeypatch.setattr(decoding, "LINEARS", {precision: count})
+        words = ["translate", str(tmp_path / "in.txt"), "--precision", precision]
+        for beam in ("1", "4"):
+            capsys.readouterr()
+            assert main([*words, "--beam", beam]) == 0
+            assert capsys.readouterr().out == RUNNING.text("en") + "\n"
+        layers = load_pretrained().config.N
+        assert made.count(kind.__name__) == 2 * (7 * layers + 1)
+
+
+def test_a_precision_that_cannot_be(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantised, "multiplies_bytes", lambda: False)
+    words = ["translate", str(trained), "--precision"]
+    assert "--precision int8: this processor multiplies no bytes" in fails(capsys, *words, "int8")
+    monkeypatch.setattr(systems, "can_accelerate", lambda _: False)
+    assert "--precision bfloat16: is for Transformers" in fails(capsys, *words, "bfloat16")
 
 
 def test_translate_nothing(trained: Path, tmp_path: Path, capsys: Capture) -> None:
