@@ -18,6 +18,7 @@ from annotated_transformer.engine.system import System
 from annotated_transformer.interop.folders import (
     card,
     check_heads,
+    has_sub_words,
     save_tokenizers,
     token_strings,
     transformer_config,
@@ -35,13 +36,25 @@ import ctranslate2, tokenizers
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
 translator = ctranslate2.Translator(".")
 tokens = tokenizer.encode("…", add_special_tokens=False).tokens
-(found,) = translator.translate_batch([tokens], beam_size=1)
+(found,) = translator.translate_batch([tokens], beam_size=1, max_decoding_length=MOST)
 print(tokenizer.decode([tokenizer.token_to_id(token) for token in found.hypotheses[0]]))
+"""
+USE_WORDS = """
+import ctranslate2
+from annotated_transformer.interop.folders import token_strings
+from annotated_transformer.translation.tokenizers import load_tokenizer
+
+source, target = load_tokenizer("source.json"), load_tokenizer("target.json")
+translator = ctranslate2.Translator(".")
+tokens = [token_strings(source)[number] for number in source.encode("…")]
+(found,) = translator.translate_batch([tokens], beam_size=1, max_decoding_length=MOST)
+print(target.decode([token_strings(target).index(token) for token in found.hypotheses[0]]))
 """
 LOST = (
     "Beam search divides the log-probability by length^α, and not by ((5 + length) / 6)^α as the "
     "paper does; greedy decoding is the same. At most 256 tokens are generated unless "
-    "`max_decoding_length` says otherwise, and at least one. Training cannot go on from here."
+    "`max_decoding_length` says otherwise, and at least one. More tokens than the model has "
+    "positions are an error. Training cannot go on from here."
 )
 
 
@@ -72,7 +85,9 @@ def export_ctranslate2(
         spec.optimize(quantization=precision)  # equal matrices become one
         spec.save(str(folder))
         save_tokenizers(system, folder, ends=False)
-        (folder / "README.md").write_text(card(system, record, USE, LOST), encoding="utf-8")
+        use = USE if has_sub_words(system) else USE_WORDS
+        use = use.replace("MOST", str(min(256, config.max_len)))
+        (folder / "README.md").write_text(card(system, record, use, LOST), encoding="utf-8")
 
 
 def specification(system: System, config: ModelConfig) -> Any:

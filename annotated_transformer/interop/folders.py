@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -75,18 +75,14 @@ def check_out(out: Path) -> None:
         return
     if not out.is_dir():
         raise FileError(f"{out}: is not a folder; choose another name")
-    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
-    if not found:
-        return
     try:
-        mark = parse_json((out / MARK).read_bytes())
+        mark = parse_json((out / MARK).read_bytes() if (out / MARK).is_file() else "{}")
         known = {MARK, *mark["files"]} if mark["format"] == FORMAT else set()
     except (OSError, ValueError, LookupError, TypeError):
         known = set()
-    if strange := sorted(found - known):
-        raise FileError(
-            f"{out}: holds {strange[0]}, which no export has written; choose a new folder"
-        )
+    files = (path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir())
+    if strange := next((name for name in files if name not in known), ""):
+        raise FileError(f"{out}: holds {strange}, which no export has written; choose a new folder")
 
 
 @contextlib.contextmanager
@@ -103,13 +99,10 @@ def whole_folder(out: Path, **about: Any) -> Iterator[Path]:
     check_out(out)
     out = Path(os.path.realpath(out))
     new, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("part", "old"))
-    try:
+    try:  # whatever ends it, nothing half written stays
         try:
             new.mkdir(parents=True)
-        except OSError as error:
-            raise not_written(error, out) from None
-        yield new
-        try:
+            yield new
             files = sorted(p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file())
             mark = {"format": FORMAT, "version": __version__, **about, "files": files}
             (new / MARK).write_text(json.dumps(mark, indent=1) + "\n", encoding="utf-8")
@@ -118,6 +111,13 @@ def whole_folder(out: Path, **about: Any) -> Iterator[Path]:
             new.rename(out)
         except OSError as error:
             raise not_written(error, out) from None
+        except Exception as error:  # libraries in Rust have exceptions of their own for these
+            if "os error" not in str(error):
+                raise
+            reason = " ".join(str(error).split())
+            raise FileError(
+                f"{out}: cannot be written: {reason}; free some space, or choose another folder"
+            ) from None
     finally:
         if old.exists() and not out.exists():
             old.rename(out)
@@ -172,13 +172,18 @@ def portable_tokenizer(tokenizer: BPETokenizer, *, ends: bool) -> Backend:
     return backend
 
 
+def has_sub_words(system: System) -> bool:
+    """Whether both languages share sub-words, which need nothing of this package."""
+    return system.shared and isinstance(system.tokenizers[0], BPETokenizer)
+
+
 def save_tokenizers(system: System, folder: Path, *, ends: bool) -> None:
     """Write ``tokenizer.json`` for the library ``tokenizers``, or words as a run has them."""
-    source, target = system.tokenizers
-    if isinstance(source, BPETokenizer) and system.shared:
-        portable_tokenizer(source, ends=ends).save(str(folder / "tokenizer.json"))
+    if has_sub_words(system):
+        tokenizer = portable_tokenizer(cast(BPETokenizer, system.tokenizers[0]), ends=ends)
+        tokenizer.save(str(folder / "tokenizer.json"))
         return
-    for name, tokenizer in (("source.json", source), ("target.json", target)):
+    for name, tokenizer in zip(("source.json", "target.json"), system.tokenizers, strict=True):
         (folder / name).write_text(tokenizer.to_json() + "\n", encoding="utf-8")
 
 

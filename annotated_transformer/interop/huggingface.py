@@ -22,6 +22,7 @@ from annotated_transformer.interop.folders import (
     ExportError,
     card,
     check_heads,
+    has_sub_words,
     portable_tokenizer,
     transformer_config,
     whole_folder,
@@ -63,8 +64,8 @@ def export_huggingface(
     """
     config = transformer_config(system, TARGET)
     check_heads(config, TARGET)
-    tokenizer, remedy = system.tokenizers[0], "use --to ctranslate2 or --to onnx"
-    if not (isinstance(tokenizer, BPETokenizer) and system.shared):
+    remedy = "use --to ctranslate2 or --to onnx"
+    if not has_sub_words(system):
         raise ExportError(f"--to {TARGET}: has no tokenizer that splits words as ours; {remedy}")
     if config.norm == "post" and config.positions == "learned":
         raise ExportError(f"--to {TARGET}: MarianMTModel has no learned positions; {remedy}")
@@ -75,6 +76,7 @@ def export_huggingface(
         )
     from transformers import PreTrainedTokenizerFast
 
+    tokenizer = cast(BPETokenizer, system.tokenizers[0])
     with whole_folder(out, to=TARGET, precision="float32") as folder:
         with quiet():
             their_model(system.model, config, len(tokenizer)).save_pretrained(folder)

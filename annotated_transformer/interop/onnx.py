@@ -21,6 +21,7 @@ from torch.export import Dim
 from annotated_transformer.engine.system import System
 from annotated_transformer.interop.folders import (
     card,
+    has_sub_words,
     save_tokenizers,
     transformer_config,
     whole_folder,
@@ -46,6 +47,14 @@ from annotated_transformer.interop.onnx import OnnxTranslator
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
 (found,) = OnnxTranslator(".").greedy([tokenizer.encode("…").ids])
 print(tokenizer.decode(found))
+"""
+USE_WORDS = """
+from annotated_transformer.interop.onnx import OnnxTranslator
+from annotated_transformer.translation.tokenizers import load_tokenizer
+
+source, target = load_tokenizer("source.json"), load_tokenizer("target.json")
+(found,) = OnnxTranslator(".").greedy([[*source.encode("…"), 2]])  # 2 ends a sentence
+print(target.decode(found))
 """
 LOST = (
     "Each graph stores what it needs: an embedding that both languages share is in both files. "
@@ -84,7 +93,8 @@ def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None =
             ({0: batch, 1: width}, {0: batch}, of_past, of_memory),
         )  # fmt: skip
         save_tokenizers(system, folder, ends=True)
-        (folder / "README.md").write_text(card(system, record, USE, LOST), encoding="utf-8")
+        use = USE if has_sub_words(system) else USE_WORDS
+        (folder / "README.md").write_text(card(system, record, use, LOST), encoding="utf-8")
 
 
 def cache_names(layers: int) -> list[str]:

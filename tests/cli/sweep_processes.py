@@ -116,6 +116,9 @@ def streams() -> Iterator[Case]:
         yield Case(f"{name}, all closed", line, streams=("closed", "closed", "closed"))
     yield Case("translate, a disk with 300 bytes", PRINTING["translate"], names="standard output",
                partial=True, job={**UNBUFFERED, "limits": {"FSIZE": 300}})  # fmt: skip
+    for target in ("ctranslate2", "huggingface"):
+        yield Case(f"export, {target}, a disk with 300 bytes", f"export @run out --to {target}",
+                   names="out: cannot be written", job={"limits": {"FSIZE": 300}})  # fmt: skip
     for name in ("trian", "translate nowhere", "train --updates 0"):
         for kind in ("closed", "full", "broken"):
             yield Case(f"{name}, errors {kind}", name, streams=("/dev/null", "", kind))

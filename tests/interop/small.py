@@ -4,9 +4,14 @@ Multi30k may be at hand, but a system that was trained on it is not, so the gram
 500 sentences are translated by the model that comes with the package.
 """
 
+import contextlib
+import io
+import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,7 +22,7 @@ from annotated_transformer.model.transformer import ModelConfig, build_model
 from annotated_transformer.notation import PAD
 from annotated_transformer.pretrained import load_pretrained
 from annotated_transformer.training.batches import make_batch
-from annotated_transformer.translation.tokenizers import BPETokenizer
+from annotated_transformer.translation.tokenizers import BPETokenizer, WordTokenizer
 
 TOLERANCE = 1e-4  # of logits
 MOST = 12  # tokens of what an untrained model generates, which knows no end
@@ -46,6 +51,27 @@ def sources() -> list[list[int]]:
 def translations() -> list[list[int]]:
     """Return our own greedy translations, as tokens."""
     return greedy_search(embedded().model, sources(), 250)
+
+
+def worded() -> System:
+    """Return a system with words, and so with two vocabularies."""
+    text = sentences().head(100)
+    one = WordTokenizer.train(text.source, "de", 2)
+    other = WordTokenizer.train(text.target, "en", 2)
+    config = ModelConfig(N=1, d_model=16, d_ff=24, h=2, max_len=64, tie="target")
+    torch.manual_seed(6)
+    model = build_model(len(one), len(other), config).eval()
+    return System(model, config, ("de", "en"), (one, other), {})
+
+
+def printed_by_card(folder: Path, sentence: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the code in the card of an export with a sentence; return what it prints."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert "…" in code
+    monkeypatch.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code.replace("…", sentence), {})
+    return out.getvalue().rstrip("\n")
 
 
 def small(**sizes: Any) -> System:

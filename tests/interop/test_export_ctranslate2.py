@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from annotated_transformer.engine.system import System
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.interop.ctranslate2 import Precision, export_ctranslate2
+from annotated_transformer.interop.folders import token_strings
 from annotated_transformer.model.transformer import count_parameters
 from tests.interop import small as ours
 
@@ -37,7 +38,9 @@ def bleu(found: list[list[int]]) -> float:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-def test_500_sentences_are_translated_as_by_us(precision: Precision, tmp_path: Path) -> None:
+def test_500_sentences_are_translated_as_by_us(
+    precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     system = ours.embedded()
     before = {name: tensor.clone() for name, tensor in system.model.state_dict().items()}
     export_ctranslate2(system, tmp_path / "out", precision=precision)
@@ -47,6 +50,8 @@ def test_500_sentences_are_translated_as_by_us(precision: Precision, tmp_path: P
     if precision == "float32":
         assert found == ours.translations()
     assert abs(bleu(found) - bleu(ours.translations())) < 0.5
+    line = ours.printed_by_card(tmp_path / "out", ours.sentences().source[0], monkeypatch)
+    assert line == ours.embedded().tokenizers[1].decode(found[0])
     size = (tmp_path / "out" / "model.bin").stat().st_size
     bytes_of = {"float32": 4, "bfloat16": 2, "int8": 1}[precision]
     # The shared matrix is stored once; positions, 256 of them for each side, are no parameters.
@@ -76,6 +81,24 @@ def test_random_models_give_our_log_probabilities(system: System, tmp_path: Path
         assert (known - torch.tensor(one.log_probs)).abs().max() < ours.TOLERANCE
     found = translate(tmp_path / "out", lines, ours.MOST)
     assert found == greedy_search(system.model, source, ours.MOST)
+
+
+def test_words_are_tokens_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = ours.worded()
+    export_ctranslate2(system, tmp_path / "out")
+    _, source, target = ours.small_texts(system)
+    one, other = (token_strings(tokenizer) for tokenizer in system.tokenizers)
+    translator = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
+    words = [[one[n] for n in ids] for ids in source]
+    scored = translator.score_batch(words, [[other[n] for n in ids] for ids in target])
+    wanted = ours.logits_of(system, source, target).log_softmax(-1)
+    for row, ids, score in zip(wanted, target, scored, strict=True):
+        known = row[torch.arange(len(ids) + 1), torch.tensor([*ids, 2])]
+        assert (known - torch.tensor(score.log_probs)).abs().max() < ours.TOLERANCE
+    sentence = ours.sentences().source[0]
+    line = ours.printed_by_card(tmp_path / "out", sentence, monkeypatch)
+    found = greedy_search(system.model, [system.tokenizers[0].encode(sentence)], 64, extra=256)
+    assert line == system.tokenizers[1].decode(found[0])
 
 
 def test_a_wrong_weight_is_seen(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ def check_tied(folder: Path, model: Any) -> None:
     assert len(places) == 1
 
 
-def test_500_sentences_are_translated_as_by_us(tmp_path: Path) -> None:
+def test_500_sentences_are_translated_as_by_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export_huggingface(ours.embedded(), tmp_path / "out")
     model, tokenizer = loaded(tmp_path / "out")
     assert type(model) is transformers.MarianMTModel
@@ -55,6 +57,8 @@ def test_500_sentences_are_translated_as_by_us(tmp_path: Path) -> None:
     text = tokenizer.batch_decode([[1, *ids, 2] for ids in ours.translations()], True)
     one = ours.embedded().tokenizers[1]
     assert text == [one.decode(ids) for ids in ours.translations()]
+    line = ours.printed_by_card(tmp_path / "out", ours.sentences().source[0], monkeypatch)
+    assert line == str(text[:1])
     back, special = load_marian(tmp_path / "out")
     assert special == (0, 1, 2)
     own = dict(ours.embedded().model.named_parameters())

@@ -14,7 +14,9 @@ from annotated_transformer.training.batches import make_batch
 from tests.interop import small as ours
 
 
-def test_500_sentences_are_translated_as_by_us(tmp_path: Path) -> None:
+def test_500_sentences_are_translated_as_by_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export_onnx(ours.embedded(), tmp_path / "out")
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     ids = [one.ids for one in tokenizer.encode_batch(list(ours.sentences().source))]
@@ -22,6 +24,8 @@ def test_500_sentences_are_translated_as_by_us(tmp_path: Path) -> None:
     translator = OnnxTranslator(tmp_path / "out", threads=1)
     assert translator.greedy(ids) == ours.translations()
     assert translator.greedy(ids[:1]) == ours.translations()[:1]
+    line = ours.printed_by_card(tmp_path / "out", ours.sentences().source[0], monkeypatch)
+    assert line == ours.embedded().tokenizers[1].decode(ours.translations()[0])
 
 
 def forced(translator: OnnxTranslator, source: np.ndarray, tokens: np.ndarray) -> torch.Tensor:

@@ -107,6 +107,21 @@ def test_an_empty_folder_is_taken_and_a_link_stays_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device"), "out: cannot be written: No space left"),
+        (Exception("I/O error: File too large (os error 27)"), "out: cannot be written: I/O error"),
+    ],
+)
+def test_a_full_disk_is_told_whoever_finds_it(error: Exception, told: str, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=told), whole_folder(tmp_path / "out", to="test"):
+        raise error
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "out", to="test"):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in ("file", "file/below"):
