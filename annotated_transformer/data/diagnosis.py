@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from annotated_transformer.data.cleaning import (
@@ -96,7 +96,7 @@ def diagnose(
     report = _Examples(most=examples)
     one, two = itertools.tee(_paired(first[1], second[1], valid, report))
     sides = (first[0], (a for a, _ in one)), (second[0], (b for _, b in two))
-    for _ in clean(*sides, report, replace(options or Preparation(), allow_drift=True)):
+    for _ in clean(*sides, report, options):
         pass
     if not report.pairs:
         empty = target if "source" in report.details.get(ALONE, "") else source

@@ -249,7 +249,7 @@ translate @run @text/is --ensemble @parser              | parser
 translate @text/is --ensemble @run                      | --ensemble
 translate @run @text/is --ensemble @run -o @run/config.json | config.json
 translate @run @text/is --interactive                   | --interactive
-translate @run --interactive -o out                     | --output
+translate @run --interactive -o out                     | --interactive
 translate @run @text/is --nbest 3                       | --n-best
 translate @run @text/is --num-return-sequences 3        | --n-best
 translate @run @text/is --do-sample                     | --sample

@@ -51,7 +51,7 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "train, translate, parse, evaluate, compare, ablation, average, plot, prepare"),
+        ("", "choose among train, translate, score, parse, evaluate, compare, ablation"),
         ("trian", "trian"),
         ("train --preset huge", "'huge'"),
         ("train --layers many", "--layers"),
