@@ -170,7 +170,8 @@ class Service:
 
     async def page(self, request: Request) -> Response:
         """Return the page."""
-        return reply(self.start_page.encode(), kind="text/html")
+        here = escape(request.url.netloc, quote=True)
+        return reply(self.start_page.replace("@HERE@", here).encode(), kind="text/html")
 
     async def file(self, request: Request) -> Response:
         """Return a script or a style sheet of the page."""
@@ -184,7 +185,7 @@ class Service:
         first, second = self.system.languages
         values = {
             "NAME": name,
-            "PAIR": f"{first} and {second}" if self.pretrained else f"{first} to {second}",
+            "PAIR": "German and English" if self.pretrained else f"{first} to {second}",
             "SENTENCE": RUNNING.text("de") if self.pretrained else "",
             "LABEL": "" if self.pretrained else f'data-label="A sentence ({escape(first)})"',
         }

@@ -203,6 +203,8 @@ def test_the_page_loads_nothing_from_elsewhere(usual: Running) -> None:
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert GERMAN in page.decode()
     assert b"@" not in page
+    assert f"http://127.0.0.1:{usual.port}/translate" in page.decode()
+    assert b"<b>" not in usual.ask("/", headers={"host": "<b>"})[1]
     assert "'unsafe" not in headers["content-security-policy"]
     names = re.findall(r'(?:src|href)="([^"]*)"', page.decode())
     assert names == ["data:,", "static/page.css", "static/widget.css", "static/widget.js"]
