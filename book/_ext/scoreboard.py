@@ -267,11 +267,16 @@ def render(app: Sphinx, docname: str) -> Iterator[nodes.Node]:
             yield table(["", "Claim", "Check", "Status"], [6, 44, 26, 24], body)
 
 
+def plural(status: str) -> str:
+    """Return a status as it is said of several claims."""
+    return status.replace("does not", "do not").replace("holds", "hold")
+
+
 def summary(board: dict[str, list[Verdict]]) -> nodes.Node:
     """Return a sentence with the counts."""
     counts = summarise(board)
     words = [
-        f"{counts[status]} {status}"
+        f"{counts[status]} {status if counts[status] == 1 else plural(status)}"
         for status in (*STATUSES[:3], FAILS_AT_OUR_SCALE, FAILS, "settled in part", OPEN)
         if counts[status] or status in (HOLDS, OPEN)
     ]

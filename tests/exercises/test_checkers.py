@@ -147,9 +147,9 @@ def layers_by_graph(network: str, distance: int, k: int) -> int:
 
 
 def row_by_building(N: int, d_model: int, d_ff: int, h: int, d_k: int, d_v: int, vocab: int) -> int:
-    sizes = {"N": N, "d_model": d_model, "d_ff": d_ff, "h": h, "d_k": d_k, "d_v": d_v}
+    config = ModelConfig(N=N, d_model=d_model, d_ff=d_ff, h=h, d_k=d_k, d_v=d_v)
     with torch.device("meta"):
-        return count_parameters(build_model(vocab, vocab, ModelConfig(**sizes, tie="all")))
+        return count_parameters(build_model(vocab, vocab, config))
 
 
 def query_by_library(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -40,6 +40,11 @@ def test_exercises_of_the_first_part_answer() -> None:
     assert house.without_answers(ROOT, part_one()) == []
 
 
+def test_the_running_sentence_goes_through_the_first_part() -> None:
+    texts = {page: (ROOT / f"{page}.md").read_text(encoding="utf-8") for page in part_one()}
+    assert [page for page, text in texts.items() if "RUNNING" not in text] == []
+
+
 def test_exercises_that_do_not_answer_are_noticed(tmp_path: Path) -> None:
     form = "```{{exercise-start}} A ({})\n:label: a\n```\n{}```{{exercise-end}}\n```\n{}"
     asked, solved = '\ncheck("masks", mine)\n', '\nassert check("masks", mine).passed\n'

@@ -80,6 +80,14 @@ def test_every_claim_is_counted_once() -> None:
     )
 
 
+def test_several_claims_are_counted_in_the_plural() -> None:
+    both = {"a": scoreboard.settle(claim("P"), [cell()]), "b": scoreboard.settle(claim("R"), [])}
+    board = both | {name.upper(): verdicts for name, verdicts in both.items()}
+    board |= {n: scoreboard.settle(claim("P"), [cell(fails=True)]) for n in ("c", "d")}
+    text = scoreboard.summary(board).astext()
+    assert text == "Of 6 claims: 2 hold, 2 do not hold, 2 not yet run."
+
+
 @pytest.mark.parametrize(
     ("output", "status"),
     [
