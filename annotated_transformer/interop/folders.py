@@ -183,8 +183,8 @@ def save_tokenizers(system: System, folder: Path, *, ends: bool) -> None:
         tokenizer = portable_tokenizer(cast(BPETokenizer, system.tokenizers[0]), ends=ends)
         tokenizer.save(str(folder / "tokenizer.json"))
         return
-    for name, tokenizer in zip(("source.json", "target.json"), system.tokenizers, strict=True):
-        (folder / name).write_text(tokenizer.to_json() + "\n", encoding="utf-8")
+    for name, words in zip(("source.json", "target.json"), system.tokenizers, strict=True):
+        (folder / name).write_text(words.to_json() + "\n", encoding="utf-8")
 
 
 # --- the card --------------------------------------------------------------------------------
