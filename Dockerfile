@@ -14,7 +14,7 @@ COPY annotated_transformer annotated_transformer
 RUN pip install --no-cache-dir ".[serve,translation]" \
     && useradd --uid 10001 --create-home reader
 USER 10001
-WORKDIR /home/reader
+WORKDIR /srv
 ENV PYTHONUNBUFFERED=1
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \

@@ -16,7 +16,7 @@ import torch
 
 from annotated_transformer.notation import BOS, PAD
 from benchmarks import __main__ as program
-from benchmarks import processes, rivals, trainers
+from benchmarks import rivals, trainers
 from benchmarks.contenders import CONTENDERS, SIZES, Size, make_pairs
 
 TASKS = (*program.TASKS, *program.RIVALS, *program.OTHERS, *program.EQUAL)
