@@ -180,8 +180,8 @@ def has_sub_words(system: System) -> bool:
 def save_tokenizers(system: System, folder: Path, *, ends: bool) -> None:
     """Write ``tokenizer.json`` for the library ``tokenizers``, or words as a run has them."""
     if has_sub_words(system):
-        tokenizer = portable_tokenizer(cast(BPETokenizer, system.tokenizers[0]), ends=ends)
-        tokenizer.save(str(folder / "tokenizer.json"))
+        backend = portable_tokenizer(cast(BPETokenizer, system.tokenizers[0]), ends=ends)
+        backend.save(str(folder / "tokenizer.json"))
         return
     for name, words in zip(("source.json", "target.json"), system.tokenizers, strict=True):
         (folder / name).write_text(words.to_json() + "\n", encoding="utf-8")

@@ -122,6 +122,25 @@ def test_a_full_disk_is_told_whoever_finds_it(error: Exception, told: str, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_an_export_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, rename = tmp_path / "out", Path.rename
+    with whole_folder(out, to="test") as folder:
+        (folder / "a").write_text("old")
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.endswith(".part"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(FileError, match="Input/output"), whole_folder(out, to="test") as folder:
+        (folder / "a").write_text("new")
+    assert (out / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in ("file", "file/below"):
