@@ -284,10 +284,11 @@ def soak(minutes: float, clients: int = 16, seed: int = 0) -> dict[str, Any]:
 
     async def run(port: int, process: int) -> list[float]:
         end = time.monotonic() + 60 * minutes
-        memory, *_ = await asyncio.gather(
-            watch(process, end),
-            *(soak_client(port, 1000 * seed + i, end, counts) for i in range(clients)),
+        watching = asyncio.ensure_future(watch(process, end))
+        await asyncio.gather(
+            *(soak_client(port, 1000 * seed + i, end, counts) for i in range(clients))
         )
+        memory = await watching
         expected = expectations(1)
         async with Client(port) as client:
             status, body = await client.ask(as_json({"sentences": list(expected)}))

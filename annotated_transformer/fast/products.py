@@ -140,9 +140,11 @@ KERNELS = 96
 def limit_kernels() -> None:
     """Limit oneDNN's cache to ``KERNELS`` compiled kernels, unless the user has set a limit.
 
-    oneDNN reads its limit once, so this has an effect only before the first product.
+    PyTorch has a second cache before oneDNN's, which holds 1,024. Both limits are read once, so
+    this has an effect only before the first product.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(KERNELS))
 
 
 def prepare_cpu() -> Products:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 
 import pytest
 
@@ -39,11 +41,11 @@ def test_memory_that_grows_is_noticed() -> None:
 
 
 def test_a_soak_notices_lost_and_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: serve.Counter[str] = serve.Counter()
+    found: Counter[str] = Counter()
     monkeypatch.setattr(serve, "PATIENCE", 0.2)
 
     def misuse(port: int) -> None:
-        end = serve.time.monotonic() + 1
+        end = time.monotonic() + 1
         asyncio.run(serve.soak_client(port, 1, end, found))
 
     with running() as server:
