@@ -41,7 +41,7 @@ from annotated_transformer.data.corpora import language_codes
 from annotated_transformer.data.files import write_atomically
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
 from annotated_transformer.engine.config import Options, UsageError
-from annotated_transformer.engine.interruption import handling
+from annotated_transformer.engine.interruption import handling, undisturbed
 from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
 from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
@@ -126,17 +126,23 @@ def open_record(path: Path, grid: Grid) -> dict[str, Any]:
     if path.exists():
         try:
             record = json.loads(path.read_bytes())
-            before = {row: found["options"] for row, found in record["rows"].items()}
+            usual = Options().described()  # of options that are younger than the record
+            before = {row: {**usual, **found["options"]} for row, found in record["rows"].items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"--record {path}: is no record of a sweep; name another") from None
         for row, options in grid.described().items():
-            if before.get(row, options) != json.loads(json.dumps(options)):
+            if as_json(before.get(row, options)) != as_json(options):
                 raise UsageError(
                     f"--record {path}: has row {row} with other options; name another file"
                 )
     for row, options in grid.described().items():
         record["rows"].setdefault(row, {"options": options, "runs": {}})
     return record
+
+
+def as_json(options: Mapping[str, Any]) -> Any:
+    """Return options as JSON has them, where tuples are lists."""
+    return json.loads(json.dumps(options))
 
 
 def cost(options: Options) -> float:
@@ -197,8 +203,9 @@ def finished(
                 row, seed, options = waiting.pop()
                 place = folder / f"{row}-{seed}"
                 begun = context.Process(target=work, args=(options, place, threads))
-                begun.start()
-                running[begun.sentinel] = (begun, row, seed, place)
+                with undisturbed():  # one that is half started would tell of it
+                    begun.start()
+                    running[begun.sentinel] = (begun, row, seed, place)
             for sentinel in wait(list(running)):
                 process, row, seed, place = running.pop(sentinel)
                 process.join()

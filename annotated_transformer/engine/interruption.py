@@ -30,6 +30,20 @@ def handling(
 
 
 @contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put off the signals that end a process until the block is done.
+
+    Raises:
+        KeyboardInterrupt: A signal came meanwhile; its argument is the number.
+    """
+    caught: list[int] = []
+    with handling(lambda number, _: caught.append(number)):
+        yield
+    if caught:
+        raise KeyboardInterrupt(caught[0])
+
+
+@contextmanager
 def interruption() -> Iterator[list[int]]:
     """Collect Ctrl-C and termination signals in a list, so that updates finish first.
 

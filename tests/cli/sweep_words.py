@@ -309,13 +309,11 @@ serve --best                                            | --best
 serve @run --averaged --best --port 0                   | --averaged
 serve @run --device cuda --port 0                       | --device
 serve --port 65536                                      | --port
-serve --port -1                                         | --port
 serve --host no.such.host.invalid                       | --host
 serve --host 256.1.1.1                                  | --host
 serve --host 203.0.113.1                                | --host
 serve --queue 0                                         | --queue
 serve --timeout 0                                       | --timeout
-serve --timeout nan                                     | --timeout
 serve --beam 4                                          | --beam
 parse                                                   | --corpus treebank
 parse nowhere                                           | nowhere

@@ -51,7 +51,7 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "choose among train, translate, score, parse, evaluate, compare, ablation"),
+        ("", "choose among train, translate, score, serve, parse, evaluate, compare, ablation"),
         ("trian", "trian"),
         ("train --preset huge", "'huge'"),
         ("train --layers many", "--layers"),

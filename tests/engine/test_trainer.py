@@ -48,7 +48,7 @@ from annotated_transformer.engine.checkpoints import (
     weights_of,
 )
 from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.interruption import interruption
+from annotated_transformer.engine.interruption import handling, interruption, undisturbed
 from annotated_transformer.engine.journal import Journal, read_journal
 from annotated_transformer.engine.precision import PreciseLoss
 from annotated_transformer.engine.system import System, translate_lines
@@ -1005,3 +1005,17 @@ def test_a_compiled_run_learns_as_one_that_is_not(tmp_path: Path) -> None:
         assert run.train(progress=False)
         losses.append([run.state.curve[-1].train_loss, run.state.curve[-1].valid_loss])
     assert losses[1] == pytest.approx(losses[0], abs=2e-4)
+
+
+def test_what_is_undisturbed_is_done_before_the_signal_counts() -> None:
+    done = []
+
+    def work() -> None:
+        with undisturbed():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("work")
+        done.append("more")
+
+    with handling(signal.default_int_handler), pytest.raises(KeyboardInterrupt) as caught:
+        work()
+    assert (done, caught.value.args) == (["work"], (signal.SIGTERM,))
