@@ -137,7 +137,7 @@ class OptimOptions:
     eval_bleu: bool = False
     """At each validation, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
-    """What makes weights the best, and what --patience waits for: validation loss, or BLEU."""
+    """Whether validation loss or BLEU chooses the best weights, and is waited for by --patience."""
     patience: int | None = option(None, least=1)
     """Stop after so many validations in a row without better weights (never by default)."""
 

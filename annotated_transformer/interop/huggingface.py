@@ -1,4 +1,4 @@
-"""Export to Hugging Face's transformers; :mod:`marian` reads such checkpoints.
+"""Export to Hugging Face's transformers; ``interop.marian`` reads such checkpoints.
 
 Post-norm models become a ``MarianMTModel``, pre-norm models a ``PegasusForConditionalGeneration``.
 Both compute what ours do. Marian does not store its positions: it has all sines first, then all

@@ -26,11 +26,11 @@ ACTIVATIONS = {"relu": F.relu, "swish": F.silu, "silu": F.silu, "gelu": F.gelu}
 class ActivatedFeedForward(PositionwiseFeedForward):
     """The network of §3.3 with another activation; Marian's released systems have SiLU."""
 
-    activation: Any = F.relu
+    activation = "relu"  # one of ACTIVATIONS
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x (..., d_model)`` to the same shape."""
-        y: Tensor = self.w_2(self.dropout(self.activation(self.w_1(x))))
+        y: Tensor = self.w_2(self.dropout(ACTIVATIONS[self.activation](self.w_1(x))))
         return y
 
 
@@ -120,7 +120,7 @@ def activate(model: EncoderDecoder, name: str) -> None:
     for module in model.modules():
         if isinstance(module, PositionwiseFeedForward):
             module.__class__ = ActivatedFeedForward
-            cast(ActivatedFeedForward, module).activation = ACTIVATIONS[name]
+            cast(ActivatedFeedForward, module).activation = name
 
 
 def _ours(

@@ -1,4 +1,4 @@
-"""The reference page: every module of the package, those of the chapters in their order."""
+"""The reference: every module of the package, those of the chapters in their order."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from sphinx.domains import Domain
 from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = "book/reference/api"
+PAGES = {"book/reference/api": False, "book/reference/api_engineering": True}
+ENGINEERING = ("fast", "engine", "data", "interop", "serving")  # folders of the second page
 
 
 def reading_order(toc: Path = ROOT / "_toc.yml") -> list[str]:
@@ -49,10 +50,12 @@ def modules() -> list[tuple[str, str]]:
 
 
 def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Append the documentation of each module to the reference page."""
-    if docname != PAGE:
+    """Append the documentation of each of its modules to a page of the reference."""
+    if docname not in PAGES:
         return
     for name, page in modules():
+        if (name.split(".")[1] in ENGINEERING) != PAGES[docname]:
+            continue
         origin = f"Defined in {{doc}}`/{page}`.\n\n" if page else ""
         source[0] += (
             f"\n## {name.removeprefix(PACKAGE + '.')}\n\n{origin}```{{eval-rst}}\n"
@@ -75,7 +78,7 @@ def public_bases(
         module = base.__module__
         if module.startswith("torch.nn.modules."):
             bases[i] = f":py:class:`torch.nn.{base.__name__}`"
-        elif module.startswith(("torchtext.", "abc", "contextlib")):
+        elif module.startswith(("torchtext.", "abc", "contextlib", "uvicorn.")):
             bases[i] = f"``{module}.{base.__name__}``"
 
 
@@ -98,8 +101,8 @@ def always(
     changed: set[str],
     removed: set[str],
 ) -> list[str]:
-    """Read the reference page at every build: its modules may have changed."""
-    return [PAGE] if PAGE in env.found_docs else []
+    """Read the reference at every build: its modules may have changed."""
+    return [page for page in PAGES if page in env.found_docs]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
