@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,12 @@ from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.transformer import ModelConfig, build_model
 from annotated_transformer.notation import SpecialIds
 
-ACTIVATIONS = {"relu": F.relu, "swish": F.silu, "silu": F.silu, "gelu": F.gelu}
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "swish": F.silu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+}
 
 
 class ActivatedFeedForward(PositionwiseFeedForward):
