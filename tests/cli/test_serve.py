@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,13 +45,21 @@ def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_what_is_under_way_is_answered_before_the_end(name: str, status: int) -> None:
-    with started() as (process, port), ThreadPoolExecutor() as pool:
-        data = {"sentences": LINES, "beam": 4}
-        answers = [pool.submit(ask, port, "/translate", data) for _ in range(3)]
-        until(lambda: ask(port, "/health")[1]["waiting"] > len(LINES))
+    with started() as (process, port), ThreadPoolExecutor(16) as pool:
+        data, answers = {"sentences": LINES, "beam": 4}, list[Future[Any]]()
+
+        def more_than_one_waits() -> bool:
+            """What came together may all be taken at once, so more is sent."""
+            if len(answers) < 16:
+                answers.append(pool.submit(ask, port, "/translate", data))
+            return bool(ask(port, "/health")[1]["waiting"] > len(LINES))
+
+        until(more_than_one_waits)
         process.send_signal(getattr(signal, name))
-        found = [answer.result() for answer in answers]
-        assert [one[0] for one in found] == [200] * 3
+        late = [answer for answer in answers[1:] if isinstance(answer.exception(), OSError)]
+        found = [answer.result() for answer in answers if answer not in late]
+        assert len(late) <= 1  # the last, if it came when nothing was accepted any more
+        assert [one[0] for one in found] == [200] * len(found)
         assert len({str(one[1]) for one in found}) == 1
         out, err = process.communicate(timeout=30)
         assert (process.returncode, out) == (status, "")
