@@ -267,7 +267,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
     counts = all_counts(found, test.target, lowercase=system.lowercase)
     return {
         **kept,
-        "search_seconds": round(time.perf_counter() - start, 1),
+        "search_seconds": round(time.perf_counter() - start, 3),
         "loss": valid,
         "bleu": round(float(bleu_of_counts(counts.sum(0))), 2),
         "counts": packed(counts),

@@ -307,7 +307,7 @@ def score_parser(
             name=label,
             progress=progress,
         )
-        seconds = round(time.perf_counter() - start, 1)
+        seconds = round(time.perf_counter() - start, 3)
         parses = [parse for parse in found if parse is not None]
         search = {"beam": beam, "alpha": alpha, "seconds": seconds}
         scores[name] = {**search, **score_parses(golds, parses)}

@@ -163,7 +163,8 @@ def tasks_of(record: str) -> dict[str, Any]:
 @pytest.mark.parametrize("record", ["record.json", "searches.json"])
 def test_the_searches_of_the_records_are_as_fast_as_required(record: str) -> None:
     found = tasks_of(record)
-    for task in found.keys() & program.RIVALS:
+    whole = program.RIVALS.keys() - {"search int8"}  # which has no record yet
+    for task in whole if record == "record.json" else found:
         for name in program.contenders(task)[1:]:
             ratio = found[task][name]["median_s"] / found[task]["ours"]["median_s"]
             assert ratio >= program.REQUIRED[task, name], (task, name)

@@ -191,7 +191,7 @@ def test_a_sweep_of_parsers_measures_f1(tmp_path: Path, capsys: pytest.CaptureFi
                 )
                 assert gold == 12 * 2
                 assert found["f1"] == pytest.approx(200 * matched / (gold + test), abs=0.01)
-            assert run["search_seconds"] >= 0  # in tenths of a second
+            assert run["search_seconds"] > 0
     f1 = [run["free"]["f1"] for run in record["rows"]["A1"]["runs"].values()]
     assert re.search(rf"^A1 .* {statistics.fmean(f1):.2f}   .*F1 \(", table, re.MULTILINE)
     assert "BLEU" not in table

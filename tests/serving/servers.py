@@ -117,7 +117,7 @@ def ask(
     return answer.status, parsed, found
 
 
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
