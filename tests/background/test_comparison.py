@@ -60,6 +60,18 @@ def grammar_alone(folder: Path) -> None:
     shutil.copy(RESULTS / "lengths.json", folder / "results")
 
 
+QUICK = {"def update_seconds": "update_seconds = lambda model, n: 1.0\nLENGTHS, TOKENS = (8,), 8\n"
+         "per_token = {name: (list(LENGTHS), [1.0]) for name in MODELS}",
+         "def operations": "work = work_real = dict.fromkeys(MODELS, 1e6)",
+         "def own_weights": "pass"}  # fmt: skip
+
+
+def changed(old: str, new: str) -> dict[str, str]:
+    """Return the one cell that holds a text, with another text in its place."""
+    (source,) = (cell.source for cell in claims.cells(CHAPTER) if old in cell.source)
+    return {old: source.replace(old, new)}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "status"),
     [
@@ -80,23 +92,19 @@ def test_the_status_is_that_of_the_prices(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     grammar_alone(tmp_path)
-    claims.run_claim(CHAPTER, "6.1e", (old, new))
+    claims.run_page(CHAPTER, changed(old, new) | QUICK)
     found = re.findall(r"^status: ([a-z ]+)", capsys.readouterr().out, re.MULTILINE)
     assert found == [status]
 
 
 def test_a_record_of_another_model_does_not_move_the_level() -> None:
     worse = '[{"curve": [{"valid_loss": 9.0, "seconds": 1.0, "update": 1}]}]'
-    more = ("CLAIMED =", f'by_model["rnn-dot"] = {worse}\nCLAIMED =')
-    plain, other = (claims.run_claim(CHAPTER, "6.1e", change) for change in (None, more))
+    more = changed("CLAIMED =", f'by_model["rnn-dot"] = {worse}\nCLAIMED =')
+    plain, other = (claims.run_page(CHAPTER, change | QUICK) for change in ({}, more))
     assert "rnn-dot" in other["by_model"]
     assert plain["level"] == other["level"] < 1
 
 
-QUICK = {"def update_seconds": "update_seconds = lambda model, n: 1.0\nLENGTHS, TOKENS = (8,), 8\n"
-         "per_token = {name: (list(LENGTHS), [1.0]) for name in MODELS}",
-         "def operations": "work = work_real = dict.fromkeys(MODELS, 1e6)",
-         "def own_weights": "pass"}  # fmt: skip
 ADDED: dict[str, dict[str, Any]] = {
     "another seed, better": {"seed": 9, "better": 0.2, "seconds": 0.5},
     "another seed, never there": {"seed": 9, "better": -3.0},
