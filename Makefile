@@ -12,12 +12,13 @@ READY   := $(VENV)/.ready
 PORT    ?= 8000
 # One worker for each processor, one thread for each worker.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
+TESTS   := tests book
 RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
 PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
 JB      := $(RUN) $(BIN)/jupyter-book build . --quiet
 SERVE   := $(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html
 
-.PHONY: book epub test serve site links benchmark lowest lock clean export lint types unit coverage strict browser help
+.PHONY: book epub test serve site links benchmark lowest lock clean export lint types unit coverage house pages strict browser help
 
 help:
 	@sed -n '1,6p' Makefile
@@ -56,7 +57,9 @@ benchmark: $(READY)
 epub: book
 	@$(BIN)/python book/_ext/epub.py
 
-test: $(READY) export lint types unit strict browser
+# The strict build keeps one processor busy: types, and the tests of the house, run beside it.
+test: TESTS = tests book --ignore=tests/house
+test: $(READY) export lint unit pages browser
 	@echo "All checks passed."
 
 # The steps of `make test`, in this order (they are not meant to run side by side).
@@ -74,11 +77,17 @@ types: $(READY)
 
 unit: $(READY)
 	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder --durations=15 \
-	  $(COVERAGE) --ignore=tests/browser tests book
+	  $(COVERAGE) --ignore=tests/browser $(TESTS)
 
 # Measuring coverage takes the tests a quarter longer.
 coverage: COVERAGE = --cov=annotated_transformer
 coverage: unit
+
+house: $(READY)
+	$(RUN) $(BIN)/python -m pytest -q tests/house
+
+pages: $(READY)
+	@$(MAKE) strict & build=$$!; $(MAKE) types house; beside=$$?; wait $$build && exit $$beside
 
 strict: $(READY)
 	rm -rf _build/html _build/.doctrees
