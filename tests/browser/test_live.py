@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import torch
 from playwright.sync_api import Browser, Page, Route
 
 from annotated_transformer.data.grammar import grammar_pairs
+from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import EOS
 from annotated_transformer.pretrained import RUNNING, Pretrained, load_pretrained
 from annotated_transformer.translation.beam_search import beam_search
@@ -37,11 +40,11 @@ PAGE = f"""<!doctype html><html lang="en" data-theme="{{theme}}"><meta charset="
 <main><h1>t</h1><div class="translator" data-sentence="{GERMAN}">
 <div class="translator-fallback"><p>{FALLBACK}</p></div></div></main></html>
 """
-TRANSLATE = """([texts, beam, weights]) => texts.map((text) => {
+TRANSLATE = """([texts, beam, weights, muted]) => texts.map((text) => {
   const { Translator, fromBase64 } = annotatedTransformer();
   window.translator ??= new Translator(
     annotatedTransformerVocabulary, fromBase64(annotatedTransformerWeights));
-  const [first, ...steps] = window.translator.translate(text, { beam });
+  const [first, ...steps] = window.translator.translate(text, { beam, muted });
   const plain = (heads) => heads.map((head) => head.map((row) => Array.from(row)));
   return {
     ids: first.ids,
@@ -210,6 +213,35 @@ def test_attention_is_that_of_python(
                 torch.testing.assert_close(mine, row[: len(mine)], atol=CLOSE, rtol=0.0)
 
 
+def layer_of(model: EncoderDecoder, kind: str, layer: int) -> MultiHeadedAttention:
+    """Return an attention of the model by the names that the page gives it."""
+    if kind == "encoder":
+        return model.encoder.layers[layer].self_attn
+    decoder = model.decoder.layers[layer]
+    return decoder.src_attn if kind == "cross" else decoder.self_attn
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_muted_head_has_no_share_in_the_output(browser: Browser, seed: int) -> None:
+    """In Python its rows of W^O are 0, as in the chapter on heads."""
+    system, rng = load_pretrained(), random.Random(seed)
+    sizes = system.config
+    every = list(itertools.product(("encoder", "self", "cross"), range(sizes.N), range(sizes.h)))
+    muted = rng.sample(every, 4)
+    for kind, layer, head in muted:
+        attention = layer_of(system.model, kind, layer)
+        columns = slice(head * attention.d_v, (head + 1) * attention.d_v)
+        attention.linears[3].weight.data[:, columns] = 0
+    texts = sentences(10)
+    sources = [system.tokenizer.encode(text) for text in texts]
+    wanted = greedy_search(system.model, sources)
+    with loaded(browser) as page:
+        found = page.evaluate(TRANSLATE, [texts, 1, False, muted])
+        again = page.evaluate(TRANSLATE, [[GERMAN], 1, False, []])
+    assert [yours["tokens"] for yours in found] == [[*tokens, EOS] for tokens in wanted]
+    assert again[0]["text"] == ENGLISH  # no head stays muted
+
+
 # --- the widget ------------------------------------------------------------------------------
 
 
@@ -297,6 +329,40 @@ def test_it_may_replace_what_follows(browser: Browser, folder: Path) -> None:
         assert page.get_by_text("Next.").is_visible()
         assert translate(page, GERMAN) == ENGLISH
         assert not page.get_by_text("Next.").is_visible()
+        assert wrong == []
+
+
+MIXER = """addEventListener("DOMContentLoaded", () => {
+  document.querySelector(".translator").dataset.mixer = "";
+})"""
+
+
+def test_heads_can_be_muted(browser: Browser, folder: Path) -> None:
+    with opened(browser, folder) as (page, _, _):
+        translate(page, GERMAN)
+        assert not page.get_by_role("group", name="Heads to mute").is_visible()
+    with opened(browser, folder, script=MIXER) as (page, _, wrong):
+        assert translate(page, GERMAN) == ENGLISH
+        heads = page.get_by_role("group", name="Heads to mute").get_by_role("button")
+        assert heads.count() == 25
+        message = page.get_by_role("alert")
+        first = page.get_by_role("button", name="head 1 of encoder, layer 2")
+        for pressed, says in (("true", f"With all heads it is: {ENGLISH}"), ("false", "")):
+            first.focus()
+            page.keyboard.press("Space")
+            page.wait_for_selector(".translator:not([aria-busy])")
+            assert first.get_attribute("aria-pressed") == pressed
+            assert message.inner_text().endswith(says)
+        assert page.locator(".translator-output strong").inner_text() == ENGLISH
+        page.get_by_role("button", name="head 2 of decoder, layer 1").click()
+        page.wait_for_selector(".translator:not([aria-busy])")
+        assert message.inner_text() == "Without this head the translation is the same."
+        first.click()
+        page.wait_for_selector(".translator:not([aria-busy])")
+        page.get_by_role("button", name="all heads").click()
+        page.wait_for_selector(".translator:not([aria-busy])")
+        assert page.locator("[aria-pressed=true]").count() == 0
+        assert page.locator(".translator-output strong").inner_text() == ENGLISH
         assert wrong == []
 
 
@@ -460,7 +526,7 @@ def test_it_fits_any_screen_and_everyone(
     browser: Browser, folder: Path, theme: str, width: int
 ) -> None:
     longest = max(sentences(100), key=len)
-    with opened(browser, folder, theme, width=width) as (page, _, wrong):
+    with opened(browser, folder, theme, width=width, script=MIXER) as (page, _, wrong):
         for text in (GERMAN, longest):
             translate(page, text)
             assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -168,6 +168,8 @@
       this.id = `translator-${[...document.querySelectorAll(".translator")].indexOf(box)}`;
       this.buildForm();
       this.buildView();
+      this.muted = new Map(); // [kind, layer, head] by the name of its button
+      this.whole = { text: "", output: "" }; // what was translated last with all heads
       box.prepend(this.form, this.message, this.view);
       box.dataset.ready = "yes";
     }
@@ -215,8 +217,13 @@
         className: "translator-reading", aria: { role: "status", "aria-live": "polite" },
       });
       this.heads = element("div", { className: "translator-heads", aria: { "aria-hidden": "true" } });
+      this.mixer = element("div", {
+        className: "translator-mixer", hidden: this.box.dataset.mixer === undefined,
+        aria: { role: "group", "aria-label": "Heads to mute" },
+      });
+      this.mixer.addEventListener("click", (event) => this.mix(event));
       this.view = element("div", { className: "translator-view", hidden: true },
-        this.output,
+        this.output, this.mixer,
         element("div", { className: "translator-row" }, labelled("Weights", this.kind),
           labelled("Layer", this.layer), labelled("Head", this.head)),
         this.reading,
@@ -247,7 +254,8 @@
       };
       try {
         const translate = await start();
-        await translate(text, { beam: Number(this.search.value) }, report);
+        const muted = this.muted.size ? { muted: [...this.muted.values()] } : {};
+        await translate(text, { beam: Number(this.search.value), ...muted }, report);
         await turn;
         if (run === this.run) this.finish(text);
       } catch (error) {
@@ -293,8 +301,11 @@
     /** The translation is whole: now it is read aloud, and the first token is chosen. */
     finish(text) {
       for (const part of [this.output, this.reading]) part.setAttribute("aria-live", "polite");
-      this.output.lastChild.textContent = this.steps[this.steps.length - 1].text;
+      const output = this.steps[this.steps.length - 1].text;
+      this.output.lastChild.textContent = output;
       this.select(0);
+      if (!this.muted.size) this.whole = { text, output };
+      else if (this.whole.text === text) return this.say(this.compared(output));
       if (this.source.note) this.say(this.source.note);
       else if (!WHOLE.test(text) && !this.box.dataset.label) this.say(HINT);
     }
@@ -308,6 +319,45 @@
       this.layer.value = attention.length - 1;
       this.head.append(option("mean", "mean of all"),
         ...attention[0].map((_, i) => option(i, `${i + 1}`)));
+      if (!this.mixer.hidden) this.fillMixer(attention.length, attention[0].length);
+    }
+
+    /** A row of buttons for each attention of the model, and one that brings all heads back. */
+    fillMixer(layers, count) {
+      const names = { encoder: "encoder", self: "decoder", cross: "cross-attention" };
+      this.mixer.append(element("p", {}, "Press a head to mute it:"));
+      for (const [kind, name] of Object.entries(names)) {
+        for (let layer = 0; layer < layers; layer++) {
+          this.mixer.append(element("span", {}, `${name} ${layer + 1}`));
+          const row = element("span", {}, ...Array.from({ length: count }, (_, head) =>
+            element("button", {
+              type: "button", dataset: { head: `${kind} ${layer} ${head}` },
+              aria: { "aria-pressed": "false",
+                "aria-label": `head ${head + 1} of ${name}, layer ${layer + 1}` },
+            }, `${head + 1}`)));
+          this.mixer.append(row);
+        }
+      }
+      this.mixer.append(element("button", { type: "button", dataset: { head: "" } }, "all heads"));
+    }
+
+    /** Mute a head, or let it speak again, and translate anew. */
+    mix({ target }) {
+      const name = target.closest("button")?.dataset.head;
+      if (name === undefined) return;
+      const [kind, layer, head] = name.split(" ");
+      if (!name) this.muted.clear();
+      else if (!this.muted.delete(name)) this.muted.set(name, [kind, Number(layer), Number(head)]);
+      for (const button of this.mixer.querySelectorAll("[aria-pressed]"))
+        button.setAttribute("aria-pressed", this.muted.has(button.dataset.head));
+      this.translate();
+    }
+
+    /** What muting has changed. */
+    compared(output) {
+      const heads = this.muted.size === 1 ? "this head" : `these ${this.muted.size} heads`;
+      return output === this.whole.output ? `Without ${heads} the translation is the same.`
+        : `Without ${heads} the translation changes. With all heads it is: ${this.whole.output}`;
     }
 
     /** Labels of keys and queries, their languages, and the weights (queries, keys). */

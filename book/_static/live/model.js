@@ -199,6 +199,7 @@ function annotatedTransformer() {
   class MultiHeadedAttention {
     constructor(linears, h) {
       [this.linears, this.h] = [linears, h]; // W_Q, W_K, W_V, W_O, with biases
+      this.muted = new Set(); // heads that add nothing to the output
     }
 
     /** Add the key and the value of a position x (d_model,). */
@@ -217,7 +218,7 @@ function annotatedTransformer() {
         const [from, to] = [head * d_k, (head + 1) * d_k]; // this head's components
         const scores = keys.map((key) => dot(query, key, from, to) / Math.sqrt(d_k)); // (m,)
         const attn = softmax(scores);
-        for (let i = from; i < to; i++)
+        for (let i = from; i < to && !this.muted.has(head); i++)
           joined[i] = attn.reduce((sum, weight, j) => sum + weight * values[j][i], 0);
         weights.push(Float32Array.from(attn));
       }
@@ -316,6 +317,17 @@ function annotatedTransformer() {
       // One matrix (V, d_model) embeds source and target, and gives the logits.
       const shared = tensors["src_embed.0.lut.weight"];
       this.generator = new Linear(shared, tensors["generator.proj.bias"]);
+    }
+
+    /** Mute these heads alone, each [kind, layer, head] with kind encoder, self or cross. */
+    mute(heads) {
+      const of = (kind) => (kind === "encoder" ? this.encoder : this.decoder).map((layer) =>
+        (kind === "cross" ? layer.src_attn : layer.self_attn).muted);
+      for (const kind of ["encoder", "self", "cross"]) {
+        const sets = of(kind);
+        for (const muted of sets) muted.clear();
+        for (const [own, layer, head] of heads) if (own === kind) sets[layer].add(head);
+      }
     }
 
     /** A token at a position: its row times sqrt(d_model), plus the position's sinusoids. */
@@ -462,8 +474,9 @@ function annotatedTransformer() {
     }
 
     /** Yield {source, attention, …} of the encoder, then {token, …} of each decoder step. */
-    *translate(text, { beam = 1 } = {}) {
+    *translate(text, { beam = 1, muted = [] } = {}) {
       const src = this.encode(text);
+      this.model.mute(muted);
       const { memories, attention } = this.model.encode(src);
       const language = this.language(text);
       yield { source: this.tokenizer.tokens(src), ids: src, attention, language };
