@@ -10,7 +10,8 @@ A directive marks the place::
 
 Its content, for example a figure, is what is seen until a sentence is translated, and on paper.
 Where that figure is computed by the cell below, the directive is empty and has ``:replaces-next:``.
-With ``:mixer:`` there are buttons that mute single heads.
+With ``:mixer:`` there are buttons that mute single heads; with ``:trace:`` the vectors that every
+part of the model returns can be looked up.
 The page loads a small script; the model and its weights follow when a reader first uses it. The
 build writes the weights, because a page that is opened from a file may load scripts, but no data.
 """
@@ -88,13 +89,14 @@ class TranslatorDirective(SphinxDirective):
         "sentence": directives.unchanged_required,
         "replaces-next": directives.flag,
         "mixer": directives.flag,
+        "trace": directives.flag,
     }
 
     def run(self) -> list[nodes.Node]:
         """Return the place, with the directive's content in it."""
         node = translator(sentence=self.options.get("sentence", RUNNING))
         node["replaces"] = "next" if "replaces-next" in self.options else "content"
-        node["mixer"] = "mixer" in self.options
+        node["more"] = [name for name in ("mixer", "trace") if name in self.options]
         self.state.nested_parse(self.content, self.content_offset, node)
         return [node]
 
@@ -103,7 +105,7 @@ def visit_html(self: Any, node: translator) -> None:
     """Open the place."""
     sentence = escape(node["sentence"], quote=True)
     data = f'data-sentence="{sentence}" data-replaces="{node["replaces"]}"'
-    data += " data-mixer" * node["mixer"]
+    data += "".join(f" data-{name}" for name in node["more"])
     self.body.append(f'<div {MARK} {data}><div class="translator-fallback">\n')
 
 

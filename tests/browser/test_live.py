@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, Route
 from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import EncoderDecoder
-from annotated_transformer.notation import EOS
+from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.pretrained import RUNNING, Pretrained, load_pretrained
 from annotated_transformer.translation.beam_search import beam_search
 from annotated_transformer.translation.greedy import greedy_search
@@ -242,6 +242,25 @@ def test_a_muted_head_has_no_share_in_the_output(browser: Browser, seed: int) ->
     assert again[0]["text"] == ENGLISH  # no head stays muted
 
 
+def test_every_vector_is_that_of_python(browser: Browser, pretrained: Pretrained) -> None:
+    wanted = pretrained.trace(GERMAN, ENGLISH)
+    ids = [BOS, *pretrained.tokenizer.encode(ENGLISH)]
+    with loaded(browser) as page:
+        page.evaluate(TRANSLATE, [[GERMAN], 1, False, []])
+        found = page.evaluate(
+            """([text, ids]) => {
+              const { translator } = window;
+              const found = translator.model.trace(translator.encode(text), ids);
+              return Object.fromEntries(Object.entries(found).map(([name, rows]) =>
+                [name, rows.map((row) => Array.from(row))]));
+            }""",
+            [GERMAN, ids],
+        )
+    assert len(found) == 2 + 10 * 2 + 16 * 2 + 1  # of encoder and decoder, two layers each
+    for name, rows in found.items():
+        torch.testing.assert_close(torch.tensor(rows), wanted[name][0], atol=CLOSE, rtol=CLOSE)
+
+
 # --- the widget ------------------------------------------------------------------------------
 
 
@@ -335,6 +354,7 @@ def test_it_may_replace_what_follows(browser: Browser, folder: Path) -> None:
 MIXER = """addEventListener("DOMContentLoaded", () => {
   document.querySelector(".translator").dataset.mixer = "";
 })"""
+TRACE = MIXER.replace("mixer", "trace")
 
 
 def test_heads_can_be_muted(browser: Browser, folder: Path) -> None:
@@ -363,6 +383,32 @@ def test_heads_can_be_muted(browser: Browser, folder: Path) -> None:
         page.wait_for_selector(".translator:not([aria-busy])")
         assert page.locator("[aria-pressed=true]").count() == 0
         assert page.locator(".translator-output strong").inner_text() == ENGLISH
+        assert wrong == []
+
+
+def test_any_number_can_be_looked_up(
+    browser: Browser, folder: Path, pretrained: Pretrained
+) -> None:
+    trace = pretrained.trace(GERMAN, ENGLISH)
+    with opened(browser, folder, script=TRACE) as (page, _, wrong):
+        translate(page, GERMAN)
+        part = page.get_by_label("What this part returned")
+        token = page.get_by_label("for this token")
+        page.wait_for_selector(".translator-numbers .cell")
+        for name, label, place in (
+            ("encoder.layers.0.self_attn", "sie", 9),
+            ("decoder.layers.1.src_attn.linears.1", "Zeitung", 5),
+            ("decoder.layers.0.feed_forward.w_1", "because", 8),
+            ("generator.proj", "<s>", 0),
+        ):
+            part.select_option(name)
+            token.select_option(label=label)
+            wanted = trace[name][0, place]
+            shown = page.locator(".translator-numbers .cell").all_inner_texts()
+            numbers = [float(text.replace("\u2212", "-")) for text in shown]
+            assert numbers == pytest.approx(wanted.tolist(), abs=0.0051)
+            norm = page.locator(".translator-norm").inner_text().rpartition(" ")[2]
+            assert float(norm.rstrip(".")) == pytest.approx(wanted.norm().item(), abs=0.02)
         assert wrong == []
 
 
@@ -526,7 +572,7 @@ def test_it_fits_any_screen_and_everyone(
     browser: Browser, folder: Path, theme: str, width: int
 ) -> None:
     longest = max(sentences(100), key=len)
-    with opened(browser, folder, theme, width=width, script=MIXER) as (page, _, wrong):
+    with opened(browser, folder, theme, width=width, script=f"{MIXER};{TRACE}") as (page, _, wrong):
         for text in (GERMAN, longest):
             translate(page, text)
             assert page.evaluate("document.documentElement.scrollWidth") <= width

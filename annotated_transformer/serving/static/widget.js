@@ -231,7 +231,8 @@
           element("div", {}, this.heads,
             element("div", { className: "translator-bridge" },
               this.keys, this.ribbons, this.queries)),
-          this.heat));
+          this.heat),
+        this.buildTrace());
       for (const control of [this.kind, this.layer, this.head])
         control.addEventListener("change", () => this.draw());
       this.queries.addEventListener("keydown", (event) => this.move(event));
@@ -240,6 +241,56 @@
         part.addEventListener("click", (event) => this.point(event));
       }
       new ResizeObserver(() => this.drawRibbons()).observe(this.ribbons);
+    }
+
+    /** A part of the model and a token to choose, and the vector that the part returned for it. */
+    buildTrace() {
+      this.part = element("select");
+      this.token = element("select");
+      this.norm = element("p", { className: "translator-norm", aria: { role: "status" } });
+      this.numbers = element("div", {
+        className: "translator-numbers", tabIndex: 0,
+        aria: { role: "region", "aria-label": "components of the vector" },
+      });
+      this.part.addEventListener("change", () => this.drawTrace());
+      this.token.addEventListener("change", () => this.drawNumbers());
+      return element("div", { hidden: this.box.dataset.trace === undefined },
+        element("div", { className: "translator-row" },
+          labelled("What this part returned", this.part), labelled("for this token", this.token)),
+        this.norm, this.numbers);
+    }
+
+    /** Offer the parts, and the tokens that the chosen one has seen. */
+    drawTrace() {
+      const option = (value, text) => element("option", { value }, text);
+      if (!this.part.options.length) {
+        this.part.append(...Object.keys(this.trace).map((name) => option(name, name)));
+        this.part.value = "encoder.layers.0.self_attn";
+      }
+      const read = ["<s>", ...this.steps.map(({ label }) => label)];
+      const ofSource = /^(src_embed|encoder)|src_attn\.linears\.[12]$/.test(this.part.value);
+      const labels = this.trace[this.part.value].map((_, i) =>
+        (ofSource ? this.source.source : read)[i]);
+      const { value } = this.token;
+      this.token.replaceChildren(...labels.map((label, i) => option(i, shown(label))));
+      this.token.value = value && value < labels.length ? value : 0;
+      this.drawNumbers();
+    }
+
+    drawNumbers() {
+      const x = Array.from(this.trace[this.part.value][this.token.value]);
+      const most = Math.max(...x.map(Math.abs));
+      const norm = Math.sqrt(x.reduce((sum, value) => sum + value * value, 0));
+      const written = (value) => value.toFixed(2).replace(/^-0\.00$/, "0.00").replace("-", "\u2212");
+      this.norm.textContent = `${x.length} components, from ${written(Math.min(...x))} to `
+        + `${written(Math.max(...x))}; norm ${written(norm)}.`;
+      this.numbers.replaceChildren(...x.map((value, i) => {
+        const cell = element("span", { className: "cell", title: `component ${i}` },
+          written(value));
+        cell.style.setProperty("--weight", (0.35 * Math.abs(value) / most).toFixed(3));
+        if (value < 0) cell.classList.add("negative");
+        return cell;
+      }));
     }
 
     /** Translate what stands in the field, and show each token as it comes. */
@@ -254,8 +305,10 @@
       };
       try {
         const translate = await start();
-        const muted = this.muted.size ? { muted: [...this.muted.values()] } : {};
-        await translate(text, { beam: Number(this.search.value), ...muted }, report);
+        const options = { beam: Number(this.search.value) };
+        if (this.muted.size) options.muted = [...this.muted.values()];
+        if (this.box.dataset.trace !== undefined) options.trace = true;
+        await translate(text, options, report);
         await turn;
         if (run === this.run) this.finish(text);
       } catch (error) {
@@ -272,6 +325,11 @@
     }
 
     async show(step) {
+      if (step.trace) {
+        this.trace = step.trace;
+        this.drawTrace();
+        return;
+      }
       if (step.source) {
         this.source = step;
         this.steps = [];

@@ -289,17 +289,19 @@ function annotatedTransformer() {
       if (sizes.norm !== "post" || sizes.positions !== "sinusoid" || sizes.tie !== "all")
         throw new Error("this page computes post-norm, sinusoids and shared embeddings alone");
       this.sizes = sizes;
-      const linear = (name) => new Linear(tensors[`${name}.weight`], tensors[`${name}.bias`]);
+      this.seen = null; // while a sentence is traced: what each part returned, (n, width) by name
+      const linear = (name) => this.watch(name,
+        new Linear(tensors[`${name}.weight`], tensors[`${name}.bias`]));
       const attention = (name) => {
         const linears = [0, 1, 2, 3].map((i) => linear(`${name}.linears.${i}`));
-        return new MultiHeadedAttention(linears, sizes.h);
+        return this.watch(name, new MultiHeadedAttention(linears, sizes.h));
       };
-      const network = (name) =>
-        new PositionwiseFeedForward(linear(`${name}.w_1`), linear(`${name}.w_2`));
+      const network = (name) => this.watch(name,
+        new PositionwiseFeedForward(linear(`${name}.w_1`), linear(`${name}.w_2`)));
       const sublayer = (name, i) => {
         const norm = `${name}.sublayer.${i}.norm`;
-        return new SublayerConnection(
-          new LayerNorm(tensors[`${norm}.weight`], tensors[`${norm}.bias`]));
+        return this.watch(`${name}.sublayer.${i}`, new SublayerConnection(
+          new LayerNorm(tensors[`${norm}.weight`], tensors[`${norm}.bias`])));
       };
       const layers = (stack, build) =>
         Array.from({ length: sizes.N }, (_, i) => build(`${stack}.layers.${i}`));
@@ -316,7 +318,24 @@ function annotatedTransformer() {
       }));
       // One matrix (V, d_model) embeds source and target, and gives the logits.
       const shared = tensors["src_embed.0.lut.weight"];
-      this.generator = new Linear(shared, tensors["generator.proj.bias"]);
+      const logits = new Linear(shared, tensors["generator.proj.bias"]);
+      this.generator = this.watch("generator.proj", logits);
+    }
+
+    /** Let a part keep what it returns, as long as there is a place for it. */
+    watch(name, part) {
+      const forward = part.forward.bind(part);
+      part.forward = (...inputs) => {
+        const output = forward(...inputs); // that of an attention comes with its weights
+        this.keep(name, Array.isArray(output) ? output[0] : output);
+        return output;
+      };
+      return part;
+    }
+
+    keep(name, x) {
+      if (this.seen) this.seen[name] = [...(this.seen[name] ?? []), x];
+      return x;
     }
 
     /** Mute these heads alone, each [kind, layer, head] with kind encoder, self or cross. */
@@ -340,7 +359,7 @@ function annotatedTransformer() {
     /** Encode tokens (m,): what each decoder layer remembers of them, and weights (N, h, m, m). */
     encode(src) {
       const attention = [];
-      let x = src.map((token, pos) => this.embed(token, pos)); // (m, d_model)
+      let x = src.map((token, pos) => this.keep("src_embed", this.embed(token, pos))); // (m, d_model)
       for (const layer of this.encoder) x = layer.forward(x, attention);
       const memories = this.decoder.map((layer) => {
         const memory = new Cache();
@@ -358,11 +377,22 @@ function annotatedTransformer() {
     /** Decode one more token: probabilities of the next one (V,), and where it attended. */
     decode(memories, caches, token) {
       const attention = { self: [], cross: [] }; // (N, h, n) and (N, h, m)
-      let x = this.embed(token, caches[0].keys.length);
+      let x = this.keep("tgt_embed", this.embed(token, caches[0].keys.length));
       this.decoder.forEach((layer, i) => {
         x = layer.forward(x, caches[i], memories[i], attention);
       });
       return { probabilities: softmax(this.generator.forward(x)), attention };
+    }
+
+    /** What every part returns for a source and the tokens that the decoder reads. */
+    trace(src, tgt) {
+      this.seen = {};
+      const { memories } = this.encode(src);
+      const caches = this.begin();
+      for (const token of tgt) this.decode(memories, caches, token);
+      const { seen } = this;
+      this.seen = null;
+      return seen;
     }
   }
 
@@ -473,8 +503,8 @@ function annotatedTransformer() {
       return [...ids, EOS];
     }
 
-    /** Yield {source, attention, …} of the encoder, then {token, …} of each decoder step. */
-    *translate(text, { beam = 1, muted = [] } = {}) {
+    /** Yield {source, attention, …} of the encoder, {token, …} of each decoder step, {trace}. */
+    *translate(text, { beam = 1, muted = [], trace = false } = {}) {
       const src = this.encode(text);
       this.model.mute(muted);
       const { memories, attention } = this.model.encode(src);
@@ -490,6 +520,7 @@ function annotatedTransformer() {
         const [label] = this.tokenizer.tokens([step.token]);
         yield { ...step, label, text: this.tokenizer.decode(ids) };
       }
+      if (trace) yield { trace: this.model.trace(src, [BOS, ...ids]) };
     }
   }
 
