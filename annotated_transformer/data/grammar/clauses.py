@@ -55,11 +55,8 @@ def linked(text: str, *links: int, tags: str = "") -> Words:
         links: Their links.
         tags: A part of speech for each word, in English.
     """
-    words, own = text.split(), frozenset(links)
-    if not tags:
-        return tuple([Word(word, own) for word in words])
-    pairs = itertools.zip_longest(words, tags.split(), fillvalue="")
-    return tuple([Word(word, own, tag=tag) for word, tag in pairs if word])
+    pairs = itertools.zip_longest(text.split(), tags.split(), fillvalue="")
+    return tuple(Word(word, frozenset(links), tag=tag) for word, tag in pairs if word)
 
 
 def constituent(label: str, words: Words) -> Words:

@@ -100,19 +100,10 @@ def _tree(words: Words) -> str:
     return " ".join(parts)
 
 
-def _finished(sentence: Sentence, mark_link: int) -> tuple[Words, Words]:
-    """Return both sides of a sentence as they are written; the final mark gets its own link."""
-    mark = linked(sentence[2], mark_link, tags=".")
-    return _finish(sentence[0], mark), _finish(sentence[1], mark)
-
-
 def make_pair(sentence: Sentence, mark_link: int) -> Pair:
     """Turn linked words into a pair, aligned by equal links; the final mark gets its own."""
-    return _annotated(_finished(sentence, mark_link))
-
-
-def _annotated(sides: tuple[Words, Words]) -> Pair:
-    """Find the alignment, the coreferences and the tree of a finished sentence."""
+    mark = linked(sentence[2], mark_link, tags=".")
+    sides = _finish(sentence[0], mark), _finish(sentence[1], mark)
     alignment = frozenset(
         (i, j)
         for i, word in enumerate(sides[0])
@@ -131,18 +122,14 @@ def _annotated(sides: tuple[Words, Words]) -> Pair:
 
 def split_of(pair: Pair) -> str:
     """Return the split of a sentence, which does not depend on the seed."""
-    return _split_of(pair.english)
-
-
-def _split_of(english: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(" ".join(english).encode()).digest()
+    digest = hashlib.sha256(" ".join(pair.english).encode()).digest()
     return "test" if digest[0] < 26 else "val" if digest[0] < 52 else "train"
 
 
-def _acceptable(english: tuple[str, ...], german: Words, adjectives: frozenset[str]) -> bool:
-    """Whether a sentence has an allowed length and no repeated adjective."""
-    used = [word for word in english if word in adjectives]
-    lengths = len(english), len(german)
+def _acceptable(pair: Pair, adjectives: frozenset[str]) -> bool:
+    """Whether a pair has an allowed length and no repeated adjective."""
+    used = [word for word in pair.english if word in adjectives]
+    lengths = len(pair.english), len(pair.german)
     return SHORTEST <= min(lengths) <= max(lengths) <= LONGEST and len(used) == len(set(used))
 
 
@@ -167,10 +154,7 @@ def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) 
     adjectives = frozenset(row["english"] for row in ADJECTIVES)
     pairs: dict[tuple[str, ...], Pair] = {}
     while len(pairs) < wanted:
-        sides = _finished(write_sentence(writer), next(writer.links))
-        english = tuple(word.text for word in sides[0])
-        if english in pairs or not _acceptable(english, sides[1], adjectives):
-            continue
-        if _split_of(english) == split:  # only what is kept is worth its annotations
-            pairs[english] = _annotated(sides)
+        pair = make_pair(write_sentence(writer), next(writer.links))
+        if _acceptable(pair, adjectives) and split_of(pair) == split:
+            pairs.setdefault(pair.english, pair)
     return list(pairs.values())
