@@ -161,6 +161,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trainers-alike": lambda: trainers("equal"),
     "record": lambda: beside("benchmarks/record.json"),
     "searches": lambda: beside("benchmarks/searches.json"),
+    "int8": lambda: beside("benchmarks/int8.json"),
     "processes": processes,
 }
 
