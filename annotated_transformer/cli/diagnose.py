@@ -10,15 +10,9 @@ from annotated_transformer.data.corpora import Preparation, read_parallel
 from annotated_transformer.data.diagnosis import DRIFT, Finding, diagnose
 from annotated_transformer.engine.config import UsageError
 
-MOST = 1000  # lines named for each finding
-
 
 def run(command: Diagnose) -> int:
     """Print a table of findings; they are no error."""
-    if not 0 <= command.examples <= MOST:
-        raise UsageError(f"--examples {command.examples}: must be at least 0 and at most {MOST}")
-    if not 1 <= command.max_words < 2**31:
-        raise UsageError(f"--max-words {command.max_words}: must be at least 1 and below 2^31")
     if not (command.max_ratio >= 1 and math.isfinite(command.max_ratio)):
         raise UsageError(f"--max-ratio {command.max_ratio}: must be at least 1 and finite")
     valid = None
@@ -28,7 +22,7 @@ def run(command: Diagnose) -> int:
     pairs, found = diagnose(
         command.source, command.target, valid=valid, options=limits, examples=command.examples
     )
-    title = f"{command.source} and {command.target}: {pairs:,} pairs"
+    title = f"{command.source} and {command.target}: {pairs:,} pair{'s' * (pairs != 1)}"
     print_result(
         "\n".join([f"{title}, nothing found" if not found else title, *table(pairs, found)])
     )
@@ -41,7 +35,8 @@ def table(pairs: int, found: list[Finding]) -> list[str]:
     for each in found:
         share = "" if each.kind == DRIFT else f"{each.count / max(pairs, each.count):.2%}"
         lines = ", ".join(map(str, each.lines)) + (", …" if each.count > len(each.lines) else "")
-        rows.append((each.kind, f"{each.count:,}", share, f"line {lines}" if each.lines else ""))
+        word = "line" if each.count == 1 else "lines"
+        rows.append((each.kind, f"{each.count:,}", share, f"{word} {lines}" if lines else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(3)] if rows else []
     out = []
     for row, each in zip(rows, found, strict=True):

@@ -11,12 +11,12 @@ from annotated_transformer.cli.systems import (
     beam_and_alpha,
     corpus_of,
     load_split,
-    open_system,
+    open_systems,
     test_split,
 )
 from annotated_transformer.data.corpora import ParallelText, read_parallel
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.config import UsageError, flag
 from annotated_transformer.engine.parser import score_parser
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.treebanks import check_trees, is_parser
@@ -34,12 +34,14 @@ def run(command: Evaluate) -> int:
     if command.language is not None:
         raise UsageError("--language: only for two files; leave it out, a system has its own")
     bar = not command.quiet
-    system, weights = open_system(command.model, command.search)
+    folders = [command.model, *command.ensemble]
+    system, by = open_systems(folders, command.search, parsers=True)
     beam, alpha = beam_and_alpha(command.search, system)
     search = "greedy" if beam == 1 else f"beam {beam}, alpha {alpha:g}"
     trees = is_parser(system.languages)
-    if trees and command.protocols:
-        raise UsageError("--protocols: not for a parser; leave it out")
+    for name in ("protocols", "ensemble"):
+        if trees and getattr(command, name):
+            raise UsageError(f"--{name}: not for a parser; leave it out")
     test = test_text(command, system)
     name = f"{test.name} {test.split}"
     if trees:
@@ -53,7 +55,7 @@ def run(command: Evaluate) -> int:
         if command.protocols:
             show_protocols(lines, test.target, test.languages[1])
     if bar:
-        log(f"{'parsed' if trees else 'translated'} by {command.model / weights}")
+        log(f"{'parsed' if trees else 'translated'} by {by}")
     return 0
 
 
@@ -79,11 +81,10 @@ def evaluate_files(command: Evaluate) -> int:
 def test_text(command: Evaluate, system: System) -> ParallelText:
     """Load the text for the system to translate."""
     pair = "-".join(system.languages)
+    for option in ("corpus", "test_files", "mirror") if command.prepared is not None else ():
+        if getattr(command, option) is not None:
+            raise UsageError(f"{flag(option)} or --prepared, not both; leave one of them out")
     if command.prepared is not None:
-        if command.corpus is not None:
-            raise UsageError("--corpus or --prepared, not both; leave one of them out")
-        if command.mirror is not None:
-            raise UsageError("--mirror: a prepared corpus needs no download; leave it out")
         corpus = Prepared(command.prepared)
         if (its := "-".join(corpus.languages)) != pair:
             raise UsageError(f"--prepared {command.prepared}: is {its}, but the system is {pair}")

@@ -9,11 +9,10 @@ from typing import Any
 
 from annotated_transformer.cli.options import Export, Search
 from annotated_transformer.cli.output import log
-from annotated_transformer.cli.systems import open_pretrained, open_system
+from annotated_transformer.cli.systems import open_pretrained, open_system, refuse_parser
 from annotated_transformer.data.files import parse_json
 from annotated_transformer.engine.checkpoints import damaged, unreadable
 from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.interop.folders import check_out
 
 NEEDS = {  # what writes, and what then reads
@@ -36,8 +35,7 @@ def run(command: Export) -> int:
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     search = Search(device="cpu")
     system = open_pretrained(search)[0] if folder is None else open_system(folder, search)[0]
-    if is_parser(system.languages):
-        raise UsageError(f"{folder}: is a parser; give the folder of a translation system")
+    refuse_parser(system, folder)
     module = import_module(f"annotated_transformer.interop.{command.to}")
     options = {"precision": command.precision} if command.to == "ctranslate2" else {}
     write = getattr(module, f"export_{command.to}")

@@ -124,7 +124,7 @@ def describe(error: Exception) -> str | None:
         if missing == "annotated_transformer":
             return None
         extra = EXTRAS.get(missing, "translation")
-        return f'needs {missing}: pip install ".[{extra}]" in its folder'
+        return f'needs {missing}: pip install ".[{extra}]" in the project folder'
     if isinstance(error, ImportError):
         return f"a library cannot be loaded: {error}; check this process's limits, or reinstall it"
     ours = kind.__module__.startswith("annotated_transformer.")

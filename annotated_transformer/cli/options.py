@@ -38,7 +38,7 @@ class Train(Options):
 class Plot:
     """Plot the learning curves of a run, finished or still running."""
 
-    model: Positional[Path]
+    model: Positional[Annotated[Path, arg(metavar="MODEL")]]
     """Folder of the run."""
     output: Annotated[Path | None, arg(aliases=["-o"])] = None
     """Picture to write: .svg, .png or .pdf (training.svg in the run's folder by default)."""
@@ -49,7 +49,7 @@ class Weights:
     """Which weights to use, and where."""
 
     averaged: bool = False
-    """Use the average of the last checkpoints, even if its validation loss is higher."""
+    """Use the average of the last checkpoints, even if the best checkpoint is better."""
     best: bool = False
     """Use the best checkpoint, even if the average of the last ones is better."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -94,9 +94,9 @@ class Search(Decoding):
 class Translate:
     """Translate a file or the standard input, line by line; blank lines stay blank."""
 
-    model: Positional[Path | None] = None
+    model: Positional[Annotated[Path | None, arg(metavar="[MODEL]")]] = None
     """Folder of a trained system (the small model that comes with the package by default)."""
-    input: Positional[Path] = Path("-")
+    input: Positional[Annotated[Path, arg(metavar="[INPUT]")]] = Path("-")
     """Text, one sentence per line; - is the standard input. It may be the only argument."""
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
     """File for the translation; - is the standard output."""
@@ -118,11 +118,11 @@ class Translate:
 class Score:
     """Print the log-probability that a system gives to translations, in total and per token."""
 
-    model: Positional[Path]
+    model: Positional[Annotated[Path, arg(metavar="MODEL")]]
     """Folder of a trained system."""
-    source: Positional[Path]
+    source: Positional[Annotated[Path, arg(metavar="SOURCE")]]
     """Source text, one sentence per line."""
-    target: Positional[Path]
+    target: Positional[Annotated[Path, arg(metavar="TARGET")]]
     """Its translation, line by line."""
     tokens: bool = False
     """Also print each token with its log-probability."""
@@ -139,9 +139,9 @@ class Score:
 class Diagnose:
     """Say what is wrong with a parallel text, without training."""
 
-    source: Positional[Path]
+    source: Positional[Annotated[Path, arg(metavar="SOURCE")]]
     """Source text, one sentence per line."""
-    target: Positional[Path]
+    target: Positional[Annotated[Path, arg(metavar="TARGET")]]
     """Target text; line n must translate line n of the source."""
     valid_files: tuple[Path, Path] | None = None
     """Source and target text for validation, which should share no sentence with the first."""
@@ -157,7 +157,7 @@ class Diagnose:
 class Serve:
     """Serve a system over HTTP: a page to try it, and a JSON endpoint for programs."""
 
-    model: Positional[Path | None] = None
+    model: Positional[Annotated[Path | None, arg(metavar="[MODEL]")]] = None
     """Folder of a trained system (the small model that comes with the package by default)."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 is all of this machine's, for everyone who can reach it."""
@@ -174,9 +174,9 @@ class Serve:
 class Parse:
     """Parse sentences into trees, with a system trained by train --corpus treebank."""
 
-    model: Positional[Path | None] = None
+    model: Positional[Annotated[Path | None, arg(metavar="[MODEL]")]] = None
     """Folder of a trained parser (that of train --corpus treebank by default)."""
-    input: Positional[Path] = Path("-")
+    input: Positional[Annotated[Path, arg(metavar="[INPUT]")]] = Path("-")
     """Text, one sentence per line; - is the standard input. It may be the only argument."""
     sentence: str | None = None
     """Parse this sentence, instead of a text."""
@@ -202,7 +202,7 @@ class Evaluate:
     A parser is scored by F1 of labelled brackets.
     """
 
-    model: Positional[Path | None] = None
+    model: Positional[Annotated[Path | None, arg(metavar="[MODEL]")]] = None
     """Folder of a trained system."""
     corpus: str | None = None
     """Corpus (the one that the system was trained on by default)."""
@@ -218,6 +218,8 @@ class Evaluate:
     """Score this translation, line by line, instead of a system."""
     references: Path | None = None
     """Reference translations for --hypotheses."""
+    ensemble: tuple[Path, ...] = ()
+    """More systems with the same tokenizer: score the translation by the mean of all."""
     protocols: bool = False
     """Also score under the other protocols that published numbers use."""
     language: str | None = None
@@ -231,9 +233,9 @@ class Evaluate:
 class Compare:
     """Compare two translations of one text by BLEU, with a test of significance."""
 
-    first: Positional[Path]
+    first: Positional[Annotated[Path, arg(metavar="FIRST")]]
     """The first translation, line by line."""
-    second: Positional[Path]
+    second: Positional[Annotated[Path, arg(metavar="SECOND")]]
     """The second translation."""
     references: Path
     """Reference translations."""
@@ -245,7 +247,7 @@ class Compare:
 class Ablation:
     """Measure what beam, length penalty and averaging add, one after the other."""
 
-    model: Positional[Path]
+    model: Positional[Annotated[Path, arg(metavar="MODEL")]]
     """Folder of a system trained with --average."""
     split: str | None = None
     """Split of its corpus (test by default)."""
@@ -261,7 +263,7 @@ class Ablation:
 class Average:
     """Average the last checkpoints of a run (trained with --average)."""
 
-    model: Positional[Path]
+    model: Positional[Annotated[Path, arg(metavar="MODEL")]]
     """Folder of the run."""
     last: int | None = None
     """Number of checkpoints (all that were kept by default)."""
@@ -273,9 +275,9 @@ class Export:
 
     to: Literal["ctranslate2", "huggingface", "onnx"]
     """Who is to read it."""
-    model: Positional[Path | None] = None
+    model: Positional[Annotated[Path | None, arg(metavar="[MODEL]")]] = None
     """Folder of a trained system (the small model that comes with the package by default)."""
-    out: Positional[Path | None] = None
+    out: Positional[Annotated[Path | None, arg(metavar="[OUT]")]] = None
     """New folder, or one of an earlier export, which is replaced. It may be the only argument."""
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
     """Of the stored weights; for ctranslate2."""
@@ -285,7 +287,7 @@ class Export:
 class Prepare:
     """Clean a corpus, learn its sub-words and write shards, or resume where it stopped."""
 
-    out: Positional[Path]
+    out: Positional[Annotated[Path, arg(metavar="OUT")]]
     """Folder for the prepared corpus."""
     preparation: Preparation = field(default_factory=Preparation)
     corpus: str = "files"
@@ -308,7 +310,7 @@ class Prepare:
 class Sweep:
     """Train a grid of models with several seeds, side by side, or resume one; print the table."""
 
-    grid: Positional[Annotated[str, arg(help=GRID)]]
+    grid: Positional[Annotated[str, arg(help=GRID, metavar="GRID")]]
     out: Path | None = None
     """Folder for the runs (runs/NAME by default)."""
     record: Path | None = None
@@ -320,7 +322,7 @@ class Sweep:
     rows: tuple[str, ...] = ()
     """Train only these rows."""
     plan: bool = False
-    """Say what there is to do and how long it will take, and stop."""
+    """Say what there is to do and how long it will take, by 20 updates that are kept; then stop."""
     keep: bool = False
     """Keep the folders of finished runs; without it only the record stays."""
     mirror: Path | None = None
@@ -332,19 +334,7 @@ class Sweep:
 
 
 Command: TypeAlias = (
-    Train
-    | Translate
-    | Score
-    | Serve
-    | Parse
-    | Evaluate
-    | Compare
-    | Ablation
-    | Average
-    | Plot
-    | Prepare
-    | Diagnose
-    | Export
-    | Sweep
-)
+    Train | Translate | Score | Serve | Parse | Evaluate | Compare | Ablation | Average | Plot
+    | Prepare | Diagnose | Export | Sweep
+)  # fmt: skip
 COMMANDS: tuple[type, ...] = get_args(Command)

@@ -64,6 +64,14 @@ def write_output(text: str) -> None:
         raise FileError(f"standard output: {reason}") from None
 
 
+def deliver(text: str, output: Path) -> None:
+    """Write a whole text to a file, or to standard output for ``-``."""
+    if output == STANDARD:
+        write_output(text)
+    else:
+        write_atomically(output, text.encode())
+
+
 def drop_output() -> None:
     """Discard further output, so that Python does not complain at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):

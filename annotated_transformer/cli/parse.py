@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from annotated_transformer.cli.options import Parse
-from annotated_transformer.cli.output import NAME, STANDARD, check_target, log, write_output
+from annotated_transformer.cli.output import NAME, STANDARD, check_target, deliver, log
 from annotated_transformer.cli.systems import beam_and_alpha, open_system
 from annotated_transformer.cli.translate import files_of, places, read_text
-from annotated_transformer.data.files import write_atomically
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.parser import Parse as Found
 from annotated_transformer.engine.parser import parse_sentences, penn_words
@@ -57,10 +56,7 @@ def run(command: Parse) -> int:
         progress=not command.quiet and (terminal or command.output != STANDARD),
     )
     text = drawn(found, command.format)
-    if command.output == STANDARD:
-        write_output(text)
-    else:
-        write_atomically(command.output, text.encode())
+    deliver(text, command.output)
     if not command.quiet:
         report(found, f"{folder / weights}")
     return 0

@@ -21,11 +21,14 @@ from annotated_transformer import __version__
 from annotated_transformer.cli.options import (
     COMMANDS,
     Command,
+    Compare,
+    Diagnose,
     Evaluate,
     Export,
     Parse,
     Prepare,
     Serve,
+    Sweep,
     Train,
     Translate,
 )
@@ -83,10 +86,15 @@ DECIDING = (
 OF_WEIGHTS = "tokenizer vocabulary preset architecture".split()  # fine-tuning keeps them
 SAMPLING = "temperature top_k top_p seed".split()
 MOST_BEST = 1000
-MOST_EXTRA = 2**16  # as many as a model's positions
-SYSTEM = (
-    "corpus prepared split mirror beam alpha averaged best device precision".split()
-)  # not for two files
+RANGES: dict[type, tuple[tuple[str, float, float], ...]] = {  # least and most of a number
+    Compare: (("samples", 2, 10**6),),
+    Diagnose: (("examples", 0, 1000), ("max_words", 1, 2**31 - 1)),
+    Parse: (("extra", 1, 2**16),),  # as many as a model's positions
+    Serve: (("port", 0, 65535), ("queue", 1, 10**6), ("timeout", 0.1, 3600)),
+    Sweep: (("jobs", 1, 1000), ("seeds", 1, 1000)),
+}
+# What evaluate does not take for two files
+SYSTEM = "ensemble corpus prepared split mirror beam alpha averaged best device precision".split()
 
 
 def parse(words: Sequence[str]) -> Command:
@@ -180,9 +188,10 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
 
 
 def names_of(kind: Any) -> Iterator[str]:
-    """Yield the names of a command's options."""
-    for name, hint in get_type_hints(kind).items():
-        yield from names_of(hint) if is_dataclass(hint) else (name,)
+    """Yield the names of a command's options, without arguments that have a place instead."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if tyro.conf.Positional not in getattr(hint, "__metadata__", ()):
+            yield from names_of(hint) if is_dataclass(hint) else (name,)
 
 
 def suggestion(word: str, known: Collection[str]) -> str:
@@ -213,12 +222,11 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
         refuse("is for a system, not for two files", *SYSTEM)
     elif isinstance(command, Export) and command.to != "ctranslate2":
         refuse(f"has no effect with --to {command.to}; leave it out", "precision")
-    if isinstance(command, Parse) and (command.extra < 1 or command.extra > MOST_EXTRA):
-        raise UsageError(f"--extra {command.extra}: must be at least 1 and at most {MOST_EXTRA}")
+    for name, least, most in RANGES.get(type(command), ()):
+        if (value := getattr(command, name)) is not None and not least <= value <= most:
+            raise UsageError(f"{flag(name)} {value}: must be from {least} to {most}")
     if isinstance(command, Translate):
         check_translate(command, refuse)
-    if isinstance(command, Serve):
-        check_serve(command)
     if isinstance(command, Evaluate | Parse | Translate) and command.search.beam == 1:
         refuse("has no effect with --beam 1; leave one of them out", "alpha")
 
@@ -234,16 +242,8 @@ def check_translate(command: Translate, refuse: Callable[..., None]) -> None:
         beam = command.search.beam if not command.sampling.sample else None
         most = min(beam or MOST_BEST, MOST_BEST)
         if not 1 <= count <= most:
-            more = " (--beam)" if most < MOST_BEST else ""
-            raise UsageError(f"--n-best {count}: must be at least 1 and at most {most}{more}")
-
-
-def check_serve(command: Serve) -> None:
-    """Raise UsageError for an option of the server that is out of its range."""
-    for name, least, most in (("port", 0, 65535), ("queue", 1, 10**6), ("timeout", 0.1, 3600)):
-        value = getattr(command, name)
-        if not least <= value <= most:
-            raise UsageError(f"{flag(name)} {value}: must be from {least} to {most}")
+            why = ", the size of --beam" if most < MOST_BEST else ""
+            raise UsageError(f"--n-best {count}: must be at least 1 and at most {most}{why}")
 
 
 def deciding(said: Mapping[str, str]) -> dict[str, str]:
@@ -291,7 +291,7 @@ def commands_help() -> str:
 
 def without_none(text: str) -> str:
     """Return tyro's help without defaults of None and False, even where they are wrapped."""
-    pattern = r"\(default:[\s│|]+(?:None|False)\)"
+    pattern = r"\(default:[\s│|]+(?:None|False)?\)"
     text = re.sub(pattern, lambda found: re.sub(r"[^\s│|]", " ", found[0]), text)
     return re.sub(r"^[│|] +[│|]\n| +$", "", text, flags=re.MULTILINE)
 

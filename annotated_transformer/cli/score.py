@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from annotated_transformer.cli.options import Score, Search
-from annotated_transformer.cli.output import STANDARD, check_target, log, write_output
-from annotated_transformer.cli.translate import files_of, open_systems
+from annotated_transformer.cli.output import check_target, deliver, log
+from annotated_transformer.cli.systems import open_systems
+from annotated_transformer.cli.translate import files_of
 from annotated_transformer.data.corpora import read_parallel
-from annotated_transformer.data.files import write_atomically
 from annotated_transformer.engine.scoring import PairScore, score_pairs
 
 
@@ -23,10 +23,7 @@ def run(command: Score) -> int:
         system, text.source, text.target, name=text.origin, progress=not command.quiet
     )
     lines = "".join(row(each, tokens=command.tokens) for each in found)
-    if command.output == STANDARD:
-        write_output(lines)
-    else:
-        write_atomically(command.output, lines.encode())
+    deliver(lines, command.output)
     if not command.quiet:
         total = math.fsum(each.total for each in found)
         loss = -total / sum(len(each.tokens) for each in found)

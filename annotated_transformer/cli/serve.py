@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from annotated_transformer.cli.options import Search, Serve
 from annotated_transformer.cli.output import log, print_result
-from annotated_transformer.cli.systems import open_pretrained, open_system
-from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.treebanks import is_parser
+from annotated_transformer.cli.systems import open_pretrained, open_system, refuse_parser
 from annotated_transformer.serving.app import Service
 from annotated_transformer.serving.requests import Limits
 from annotated_transformer.serving.server import address, listen, serve
@@ -26,8 +24,7 @@ def run(command: Serve) -> int:
             by = "the small model that comes with the package"
         else:
             system, used = open_system(folder, search)
-            if is_parser(system.languages):
-                raise UsageError(f"{folder}: is a parser; use the command parse")
+            refuse_parser(system, folder)
             service, by = Service(system, limits, folder.resolve().name), str(folder / used)
 
         def started() -> None:

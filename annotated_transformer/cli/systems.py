@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from annotated_transformer.cli.options import Search
@@ -18,7 +19,7 @@ from annotated_transformer.engine.config import BUILT_IN, UsageError
 from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
 from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
-from annotated_transformer.engine.system import System
+from annotated_transformer.engine.system import System, join_systems
 from annotated_transformer.engine.treebanks import TREEBANKS, is_parser, load_treebank
 from annotated_transformer.fast.model import can_accelerate
 from annotated_transformer.fast.products import prepare_cpu
@@ -84,6 +85,26 @@ def open_system(folder: Path, search: Search) -> tuple[System, str]:
     check_beam(search, system)
     move(system, device, search.precision)
     return system, best_weights(folder) if weights == BEST else weights
+
+
+def open_systems(
+    folders: Sequence[Path], search: Search, *, parsers: bool = False
+) -> tuple[System, str]:
+    """Load a system, or several as an ensemble; also return what to call them."""
+    found = [open_system(folder, search) for folder in folders]
+    if not parsers:
+        refuse_parser(found[0][0], folders[0])
+    names = [str(folder / weights) for folder, (_, weights) in zip(folders, found, strict=True)]
+    if len(found) == 1:
+        return found[0][0], names[0]
+    joined = join_systems([system for system, _ in found], [str(folder) for folder in folders])
+    return joined, f"the mean of {', '.join(names)}"
+
+
+def refuse_parser(system: System, folder: Path | None) -> None:
+    """Raise UsageError for a parser."""
+    if is_parser(system.languages):
+        raise UsageError(f"{folder}: is a parser; use the command parse, or give another system")
 
 
 def open_pretrained(search: Search) -> tuple[System, Pretrained]:

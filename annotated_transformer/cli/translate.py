@@ -12,20 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.cli.options import Parse, Sampled, Search, Translate
-from annotated_transformer.cli.output import STANDARD, check_target, log, print_error, write_output
-from annotated_transformer.cli.systems import beam_and_alpha, open_pretrained, open_system
-from annotated_transformer.data.files import CorpusError, write_atomically
+from annotated_transformer.cli.options import Parse, Sampled, Translate
+from annotated_transformer.cli.output import STANDARD, check_target, deliver, log, print_error
+from annotated_transformer.cli.systems import beam_and_alpha, open_pretrained, open_systems
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import live_lines, read_lines
 from annotated_transformer.engine.config import UsageError, flag
-from annotated_transformer.engine.system import (
-    System,
-    Translation,
-    join_systems,
-    n_best_lines,
-    translate_lines,
-)
-from annotated_transformer.engine.treebanks import is_parser
+from annotated_transformer.engine.system import System, Translation, n_best_lines, translate_lines
 from annotated_transformer.fast.sampling import Sampling
 from annotated_transformer.pretrained import FOLDER, Pretrained
 
@@ -64,27 +57,11 @@ def run(command: Translate) -> int:
         terminal = sys.stderr is not None and sys.stderr.isatty()
         bar = not command.quiet and (terminal or command.output != STANDARD)
         text, count = decoder.decode(lines, name, progress=bar), len(lines)
-        if command.output == STANDARD:
-            write_output(text)
-        else:
-            write_atomically(command.output, text.encode())
+        deliver(text, command.output)
         decoder.warn(lines, name)
     if not command.quiet:
         log(f"translated {count} line{'s' * (count != 1)} by {by}")
     return 0
-
-
-def open_systems(folders: Sequence[Path], search: Search) -> tuple[System, str]:
-    """Load a system, or several as an ensemble; also return what to call them."""
-    found = [open_system(folder, search) for folder in folders]
-    names = [str(folder / weights) for folder, (_, weights) in zip(folders, found, strict=True)]
-    for folder, (system, _) in zip(folders, found, strict=True):
-        if is_parser(system.languages):
-            raise UsageError(f"{folder}: is a parser; use the command parse")
-    if len(found) == 1:
-        return found[0][0], names[0]
-    joined = join_systems([system for system, _ in found], [str(folder) for folder in folders])
-    return joined, f"the mean of {', '.join(names)}"
 
 
 def sampling_of(options: Sampled) -> Sampling | None:
@@ -175,7 +152,7 @@ def answer(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -
         for lines in [[line] for line in chunk] if command.interactive else [chunk]:
             decoder.warn(lines, name, count + 1)
             try:
-                write_output(decoder.decode(lines, name, first=count + 1))
+                deliver(decoder.decode(lines, name, first=count + 1), command.output)
             except CorpusError as error:
                 if not command.interactive:
                     raise
@@ -202,12 +179,12 @@ def files_of(folder: Path) -> Iterator[Path]:
 def places(command: Translate | Parse) -> tuple[Path | None, Path]:
     """Return the folder of the system, if given, and the text.
 
-    A single argument that is a file is the text, because a system is a folder.
+    A single argument that is ``-`` or a file is the text, because a system is a folder.
     """
     path = command.model
-    if path is not None and command.input == STANDARD and path.exists() and not path.is_dir():
-        return None, path
-    return path, command.input
+    if path is None or command.input != STANDARD or path.is_dir():
+        return path, command.input
+    return (None, path) if path.exists() or path == STANDARD else (path, STANDARD)
 
 
 def warn_of_words(pretrained: Pretrained, lines: Sequence[str], name: str, first: int = 1) -> None:

@@ -7,11 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from annotated_transformer.data.cleaning import (
-    CleaningReport,
-    clean,
-    stream_sides,
-)
+from annotated_transformer.data.cleaning import CleaningReport, clean, stream_sides
 from annotated_transformer.data.corpora import ParallelText, Preparation
 from annotated_transformer.data.files import CorpusError
 

@@ -21,7 +21,6 @@ from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.engine.config import check_sizes
 from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
 from annotated_transformer.engine.typed import typed
-from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.training.distributed import DistributedWorld, full_tensor, shard_like
 from annotated_transformer.translation.tokenizers import TokenizerError
 
@@ -225,10 +224,11 @@ def _load_json(path: Path) -> dict[str, Any]:
     """Load a JSON object."""
     try:
         data = parse_json(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError) as error:
         what = (
             f"no system here ({path.name} is missing)" if path.parent.exists() else "no such folder"
         )
+        what = "is a file" if isinstance(error, NotADirectoryError) else what
         raise CheckpointError(f"{path.parent}: {what}; give the folder of a run") from None
     except OSError as error:
         raise unreadable(path, error) from None
@@ -248,13 +248,16 @@ def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Pat
 
 
 def best_weights(folder: str | Path) -> str:
-    """Return the weights file to use: the average, if its validation loss is lower."""
-    losses = {}
-    for name in (WEIGHTS, AVERAGED):
-        if (path := Path(folder) / name).exists():
-            losses[name] = float(load_tensors(path, verify=False)[1].get("valid_loss", math.inf))
-    better = losses.get(AVERAGED, math.inf) < losses.get(WEIGHTS, math.inf)
-    return AVERAGED if better else WEIGHTS
+    """Return the weights file to use: the average, if its validation loss is lower.
+
+    If both files have ``valid_bleu``, the higher BLEU decides.
+    """
+    paths = (Path(folder) / name for name in (WEIGHTS, AVERAGED))
+    best, mean = (load_tensors(p, verify=False)[1] if p.exists() else {} for p in paths)
+    if "valid_bleu" in best and "valid_bleu" in mean:
+        return AVERAGED if mean["valid_bleu"] > best["valid_bleu"] else WEIGHTS
+    losses = [float(header.get("valid_loss", math.inf)) for header in (mean, best)]
+    return AVERAGED if losses[0] < losses[1] else WEIGHTS
 
 
 # --- averages --------------------------------------------------------------------------------
@@ -299,14 +302,15 @@ def average_system(
     folder: str | Path,
     last: int | None = None,
     *,
-    measure: Callable[[EncoderDecoder], float] | None = None,
+    measure: Callable[[System], Mapping[str, float]] | None = None,
 ) -> System:
     """Average the last snapshots of a run, and save the mean in its folder.
 
     Args:
         folder: The run's folder.
         last: Number of snapshots; all of them by default.
-        measure: Computes the validation loss. Without it the mean is never the default choice.
+        measure: Computes ``valid_loss``, and ``valid_bleu`` if that is to be compared. Without it
+            the mean is never the default choice.
 
     Raises:
         CheckpointError: There are fewer snapshots, or one is damaged or of other tokenizers.
@@ -326,7 +330,7 @@ def average_system(
     load_weights(system.model, tensors, paths[-1])
     header: dict[str, Any] = {"checkpoints": [path.stem for path in paths]}
     if measure is not None:
-        header["valid_loss"] = measure(system.model)
+        header.update(measure(system))
     save_weights(system, Path(folder) / AVERAGED, **header)
     return system
 

@@ -72,6 +72,8 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """Return the commit of the package's source (``-dirty`` if modified), or ``unknown``."""
+    if not (Path(__file__).parents[2] / ".git").exists():
+        return "unknown"  # installed, perhaps inside the repository of somebody else
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run(

@@ -112,7 +112,7 @@ class Trainer:
             ):
                 finished = state.out_of_patience(optim.patience) or self._updates(log, stop)
             if finished and optim.average and main:
-                self.validator.average(self.folder)
+                self.validator.average(self.folder, None, self.texts, optim.best_metric)
         finally:
             self.files.release()
         return finished
@@ -159,7 +159,7 @@ class Trainer:
         """Measure and log the validation loss, and BLEU; save the weights if they are the best."""
         found, bleu = self.validator.measure_all(self.updater.replica, self.system, self.texts)
         if self.state.validated(found, bleu, self.options.optim.best_metric):
-            data = {"valid_loss": found.loss, "update": self.state.updates}
+            data = {"valid_loss": found.loss, "valid_bleu": bleu, "update": self.state.updates}
             save_weights(self.system, self.folder / WEIGHTS, write=self.world.main, **data)
         log.write(self.state, valid_loss=found.loss, valid_bleu=bleu)
 
@@ -260,9 +260,12 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: 
             continue
         if old.get(name) != new.get(name):
             was, now_is = ("unset" if o.get(name) is None else o[name] for o in (old, new))
+            how = f"with {flag(name)} {was}, not {now_is}"
+            if isinstance(now_is, bool):
+                how = f"{'without' if now_is else 'with'} {flag(name)}"
             raise UsageError(
-                f"{folder}: its run was started with {flag(name)} {was}, not {now_is}; give the "
-                "same options to resume it, or choose another folder with --out"
+                f"{folder}: its run was started {how}; give the same options to resume it, or "
+                "choose another folder with --out"
             )
     words = "to resume it, or choose another folder with --out"
     if before.get("checksums") != now["checksums"]:

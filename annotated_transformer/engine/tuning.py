@@ -7,12 +7,7 @@ from pathlib import Path
 
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.checkpoints import (
-    best_weights,
-    digest,
-    load_system,
-    weights_of,
-)
+from annotated_transformer.engine.checkpoints import best_weights, digest, load_system, weights_of
 from annotated_transformer.engine.config import ModelOptions, Options, UsageError, flag
 from annotated_transformer.engine.system import System, architecture, model_config
 

@@ -14,7 +14,6 @@ from annotated_transformer.engine.checkpoints import AVERAGED, average_system, l
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import Texts, longest
-from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.training.batches import Batch, token_batches
 from annotated_transformer.training.distributed import (
     DistributedWorld,
@@ -63,15 +62,21 @@ class Validator:
         (bleu,) = self.world.sum(bleu_of(system, texts) if self.world.main else 0.0)
         return replace(found, seconds=found.seconds + time.perf_counter() - begun), bleu
 
-    def average(self, folder: Path, last: int | None = None) -> float:
+    def average(
+        self, folder: Path, last: int | None = None, texts: Texts | None = None, by: str = "loss"
+    ) -> float:
         """Save the mean of a run's last snapshots (all by default); return its loss (§6.1).
 
-        The model of the run does not change, and one process is enough.
+        Weights that are chosen ``by`` BLEU on ``texts`` get :func:`bleu_of`, too. The model of the
+        run does not change, and one process is enough.
         """
 
-        def measure(model: EncoderDecoder) -> float:
-            loss = PreciseLoss(model.to(self.precision.device), self.precision)
-            return evaluate(loss, map(self.batch, self.order()), loss=replica_loss).loss
+        def measure(system: System) -> dict[str, float]:
+            loss = PreciseLoss(system.model.to(self.precision.device), self.precision)
+            found = evaluate(loss, map(self.batch, self.order()), loss=replica_loss).loss
+            if texts is None or by == "loss":
+                return {"valid_loss": found}
+            return {"valid_loss": found, "valid_bleu": bleu_of(system, texts)}
 
         average_system(folder, last, measure=measure)
         return float(load_tensors(folder / AVERAGED, verify=False)[1]["valid_loss"])

@@ -25,11 +25,7 @@ from annotated_transformer.model.architecture import (
     SublayerConnection,
 )
 from annotated_transformer.model.attention import attention
-from annotated_transformer.model.embeddings import (
-    Embeddings,
-    LearnedPositions,
-    PositionalEncoding,
-)
+from annotated_transformer.model.embeddings import Embeddings, LearnedPositions, PositionalEncoding
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.multi_head import MultiHeadedAttention, subsequent_mask
 

@@ -98,6 +98,7 @@ def whole_folder(out: Path, **about: Any) -> Iterator[Path]:
     """
     check_out(out)
     out = Path(os.path.realpath(out))
+    missing = [folder for folder in out.parents if not folder.exists()]
     new, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("part", "old"))
     try:  # whatever ends it, nothing half written stays
         try:
@@ -123,6 +124,9 @@ def whole_folder(out: Path, **about: Any) -> Iterator[Path]:
             old.rename(out)
         for path in (new, old):
             shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # unless the export is in it
+            for path in missing:
+                path.rmdir()
 
 
 # --- tokenizers ------------------------------------------------------------------------------

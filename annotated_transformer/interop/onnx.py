@@ -29,11 +29,7 @@ from annotated_transformer.interop.folders import (
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.embeddings import PositionalEncoding
-from annotated_transformer.model.multi_head import (
-    MultiHeadedAttention,
-    padding_mask,
-    split_heads,
-)
+from annotated_transformer.model.multi_head import MultiHeadedAttention, padding_mask, split_heads
 from annotated_transformer.model.transformer import count_parameters
 from annotated_transformer.notation import BOS, EOS, PAD
 

@@ -19,12 +19,7 @@ from annotated_transformer.engine.system import System
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.pretrained import RUNNING, Pretrained
 from annotated_transformer.serving.batching import Batcher, Found, Job
-from annotated_transformer.serving.requests import (
-    Limits,
-    Refusal,
-    check_tokens,
-    read_request,
-)
+from annotated_transformer.serving.requests import Limits, Refusal, check_tokens, read_request
 from annotated_transformer.translation.tokenizers import normal_blanks
 
 STATIC = files("annotated_transformer.serving") / "static"

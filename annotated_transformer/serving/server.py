@@ -7,14 +7,16 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.interruption import handling
 from annotated_transformer.serving.app import Service
 
 CONNECTIONS = 512  # at a time; uvicorn answers 503 beyond
-IDLE = 15  # seconds after which a connection without a request is closed
+IDLE = 15  # seconds after which a connection without a whole head of a request is closed
 GRACE = 10  # seconds for what was accepted, once the server is told to stop
 
 
@@ -46,6 +48,33 @@ def address(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Protocol(H11Protocol):
+    """HTTP for clients that send the head of each request within ``IDLE`` seconds.
+
+    Uvicorn itself waits for the rest of a head for as long as the client likes.
+    """
+
+    watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time for the first head."""
+        super().connection_made(transport)
+        self.time_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take some bytes; more of the same head get no more time."""
+        super().data_received(data)
+        self.time_head()
+
+    def time_head(self) -> None:
+        """Start the time for a head, unless it runs; end it when the head is whole."""
+        if self.conn.their_state is not h11.IDLE and self.watch is not None:
+            self.watch.cancel()
+            self.watch = None
+        elif self.conn.their_state is h11.IDLE and self.watch is None:
+            self.watch = self.loop.call_later(IDLE, self.timeout_keep_alive_handler)
+
+
 class Server(uvicorn.Server):
     """Uvicorn with our signals, and our way to stop. It logs nothing of a request.
 
@@ -58,7 +87,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             service.app(),
             loop="asyncio",
-            http="h11",
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -21,7 +21,7 @@ def follow_the_locale() -> None:
     def write(text: str) -> None:
         sys.stdout.write(text)
 
-    vars(translate)["write_output"] = output.write_output = write
+    output.write_output = write
 
 
 def drop_short_writes() -> None:
@@ -30,7 +30,7 @@ def drop_short_writes() -> None:
     def write(text: str) -> None:
         sys.stdout.buffer.write(text.encode()[:7])
 
-    vars(translate)["write_output"] = output.write_output = write
+    output.write_output = write
 
 
 def ignore_own_files() -> None:

@@ -346,6 +346,14 @@ evaluate @run --corpus grammar --mirror m               | --mirror
 evaluate @run --corpus nope                             | nope
 evaluate @run --corpus grammar --prepared p             | --prepared
 evaluate @run --prepared nowhere                        | nowhere
+evaluate @run --prepared p --test-files a b             | --test-files
+evaluate @run --corpus grammar --ensemble @other        | other
+evaluate @run --corpus grammar --ensemble @parser       | parser
+evaluate @run --corpus grammar --ensemble nowhere       | nowhere
+evaluate @parser --corpus grammar-trees --ensemble @parser | --ensemble
+evaluate --hypotheses @text/is --references @text/is --ensemble @run | --ensemble
+evaluate @text/is                                       | is a file
+export @text/is --to onnx new/out                       | is a file
 evaluate @run --language de                             | --language
 evaluate @run --hypotheses @text/is                     | --hypotheses
 evaluate --hypotheses @text/is                          | --references

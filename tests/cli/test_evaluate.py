@@ -10,7 +10,7 @@ import sacrebleu
 from annotated_transformer.cli import systems
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpora import load_corpus
-from tests.cli.command import Capture, fails, write
+from tests.cli.command import SIZES, Capture, fails, write
 
 
 def test_evaluate_two_files(tmp_path: Path, capsys: Capture) -> None:
@@ -46,6 +46,27 @@ def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.Mo
     assert "grammar test, beam 4, alpha 0.6, 4 sentences" in capsys.readouterr().out
     assert "no split 'nope'" in fails(capsys, *words, "--split", "nope")
     assert "give --test-files SOURCE TARGET" in fails(capsys, "evaluate", trained)
+
+
+def test_evaluate_an_ensemble(
+    trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """It scores what ``translate`` writes with the same ensemble."""
+    other = tmp_path / "other"
+    assert main(["train", *SIZES.split(), *texts, "--seed", "1", "--out", str(other)]) == 0
+    files, both = texts[4:6], ["--ensemble", str(other), "--beam", "1"]
+    out = tmp_path / "found.en"
+    assert main(["translate", str(trained), files[0], *both, "--quiet", "-o", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(trained), "--test-files", *files, *both]) == 0
+    found = capsys.readouterr()
+    assert main(["evaluate", "--hypotheses", str(out), "--references", files[1]]) == 0
+    assert found.out.splitlines()[1:] == capsys.readouterr().out.splitlines()[1:]
+    said = found.err.splitlines()[-1]
+    assert said.startswith(f"translated by the mean of {trained}/")
+    assert f", {other}/" in said
+    words = ("evaluate", "--hypotheses", out, "--references", files[1])
+    assert "--ensemble: is for a system" in fails(capsys, *words, *both[:2])
 
 
 @pytest.mark.parametrize(

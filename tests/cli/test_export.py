@@ -73,6 +73,19 @@ def test_a_record_that_is_damaged_is_named(trained: Path, tmp_path: Path, capsys
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_what_fails_leaves_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left")
+
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr("annotated_transformer.interop.ctranslate2.save_tokenizers", fail)
+    out = tmp_path / "own" / "new" / "newer" / "out"
+    assert "No space left" in fails(capsys, "export", out, "--to", "ctranslate2")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "own"]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), KeyboardInterrupt(2)])
 @pytest.mark.parametrize("before", [False, True])
 def test_what_fails_leaves_what_was_there(

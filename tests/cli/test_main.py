@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from annotated_transformer.cli import translate
+from annotated_transformer.cli import systems, translate
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.parsing import unboxed
 from annotated_transformer.engine.checkpoints import CheckpointError
@@ -38,6 +38,14 @@ def test_help_is_for_newcomers(words: list[str], capsys: Capture) -> None:
     assert not re.search(r"\{None\}|default:\s+(None|False)", out)
     if not words:
         assert all(name in out for name in ("train", "translate", "evaluate", "plot", "prepare"))
+
+
+def test_arguments_have_names_and_no_default_is_empty(capsys: Capture) -> None:
+    for name, arguments in (("translate", "[MODEL] [INPUT]"), ("score", "MODEL SOURCE TARGET")):
+        assert main([name, "--help"]) == 0
+        found = " ".join(capsys.readouterr().out.split())
+        assert f"{arguments} " in found
+        assert "(default: )" not in found
 
 
 def test_every_option_has_a_help(capsys: Capture) -> None:
@@ -107,6 +115,9 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("train --recipe multi", "--recipe multi: neither a file nor one of"),
         ("train --out=", "--out: is empty; give a value"),
         ("train --udpates 3", "--updates? see annotated-transformer train --help"),
+        ("export --to onnx x --quiet", "--quiet: there is no such option; see"),
+        ("score a b", "score: TARGET Its translation, line by line."),
+        ("translate m --n-best 5 --beam 4", "at least 1 and at most 4, the size of --beam"),
         ("translate m --baem 3", "--beam? see annotated-transformer translate --help"),
         ("prepare p --train-files a b --valid-files a b", "a: no such file"),
         ("translate m --beam 1 --alpha 0.6", "--alpha: has no effect with --beam 1"),
@@ -173,7 +184,7 @@ def test_what_ends_a_command(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(translate, "open_system", fail)
+    monkeypatch.setattr(systems, "open_system", fail)
     assert main(["translate", "m"]) == status
     assert capsys.readouterr().err == (f"annotated-transformer: {expected}\n" if expected else "")
 
@@ -189,7 +200,7 @@ def test_a_signal_of_which_a_library_makes_an_error(
         except KeyboardInterrupt:
             raise CheckpointError("m: damaged") from None
 
-    monkeypatch.setattr(translate, "open_system", load)
+    monkeypatch.setattr(systems, "open_system", load)
     assert main(["translate", "m"]) == 143
     assert capsys.readouterr().err == "annotated-transformer: interrupted\n"
 

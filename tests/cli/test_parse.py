@@ -191,6 +191,8 @@ def test_what_is_no_parser_and_what_is_one(
         f"{trained}: translates de to en; to parse, give a system trained with --corpus treebank"
     )
     assert "is a parser; use the command parse" in fails(capsys, "translate", parser, files[0])
+    words = ("--test-files", *files, "--ensemble", str(parser), "--quiet")
+    assert "--ensemble: not for a parser" in fails(capsys, "evaluate", parser, *words)
     assert "use the command evaluate" in fails(capsys, "ablation", parser)
     line = fails(capsys, "parse", parser, "--sentence", "a " * 40)
     assert "--sentence, line 1: 40 tokens, too many for trees of at most 63 symbols" in line

@@ -77,6 +77,8 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
     assert "give --prepared FOLDER" in fails(capsys, *assess)
     both: list[str | Path] = [*assess, "--prepared", out, "--corpus", "grammar"]
     assert "--corpus or --prepared" in fails(capsys, *both)
+    found = fails(capsys, *both[:-2], "--test-files", "a", "b")
+    assert "--test-files or --prepared" in found
     assert "test.de: no such file" in fails(capsys, *both[:-2], "--split", "test")
     turned = tmp_path / "turned"
     assert main(["prepare", str(turned), *words[2:], "--pair", "en-de"]) == 0

@@ -85,6 +85,17 @@ def test_an_ensemble_with_itself_and_one_that_cannot_be(
     assert "--ensemble: needs" in fails(capsys, "translate", texts[4], "--ensemble", trained)
 
 
+def test_the_standard_input_may_be_the_only_argument() -> None:
+    line = [sys.executable, "-m", "annotated_transformer", "translate", "-", "--quiet"]
+    done = subprocess.run(line, input="Der Hund schläft.\n", capture_output=True, encoding="utf-8")
+    assert (done.stdout, done.stderr, done.returncode) == ("The dog sleeps.\n", "", 0)
+
+
+def test_a_file_is_no_run(texts: list[str], capsys: Capture) -> None:
+    for words in (("evaluate", texts[4]), ("score", texts[4], texts[4], texts[5])):
+        assert f"{texts[4]}: is a file; give the folder of a run" in fails(capsys, *words)
+
+
 def test_scores_of_pairs(trained: Path, texts: list[str], tmp_path: Path, capsys: Capture) -> None:
     source, target = texts[4], texts[5]
     found = rows(capsys, "score", trained, source, target)
@@ -241,9 +252,17 @@ def test_diagnose_prints_a_table(texts: list[str], tmp_path: Path, capsys: Captu
     table = capsys.readouterr().out.splitlines()
     assert table[0] == f"{path} and {target}: 60 pairs"
     assert table[1].split() == "lines without a partner 1 1.67% line 61".split()
-    assert "  blank                     2    3.33%  line 2, …" in table
-    assert "  in the validation text   60  100.00%  line 1, …" in table
+    assert "  blank                     2    3.33%  lines 2, …" in table
+    assert "  in the validation text   60  100.00%  lines 1, …" in table
     assert "no such file" in fails(capsys, "diagnose", path, tmp_path / "none")
+    one, two = (write(tmp_path / f"{n}", ["Der Hund."] * n) for n in (1, 2))
+    assert main(["diagnose", one, two]) == 0
+    found = capsys.readouterr().out
+    assert f"{one} and {two}: 1 pair\n" in found
+    assert " line 2\n" in found
+    blank = write(tmp_path / "blank", ["", ""])
+    assert main(["diagnose", two, blank]) == 0
+    assert " lines 1, 2\n" in capsys.readouterr().out
 
 
 def complete(path: Path, *words: str) -> set[str]:

@@ -8,13 +8,20 @@ import pytest
 
 from annotated_transformer.engine import validator
 from annotated_transformer.engine.checkpointer import read_state
-from annotated_transformer.engine.checkpoints import AVERAGED, load_system, load_tensors, snapshots
+from annotated_transformer.engine.checkpoints import (
+    AVERAGED,
+    WEIGHTS,
+    best_weights,
+    load_system,
+    load_tensors,
+    snapshots,
+)
 from annotated_transformer.engine.config import Options, UsageError, check
 from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.engine.state import Point, TrainState
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.engine.trainer import Trainer
-from annotated_transformer.training.loop import Progress
+from annotated_transformer.training.loop import Progress, evaluate
 from annotated_transformer.translation.evaluation import score
 from tests.engine.small import OPTIONS, TEXTS, bits_of
 
@@ -70,6 +77,33 @@ def test_a_run_stops_where_patience_ends(tmp_path: Path, scripted: list[Trainer]
     assert asdict(again.state)["curve"] == asdict(run.state)["curve"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "loss", "bleu", "better"),
+    [
+        ("bleu", 9.0, 3.1, True),
+        ("bleu", 0.0, 2.9, False),
+        ("loss", 0.0, 2.9, True),
+        ("loss", 9.0, 3.1, False),
+    ],
+)
+def test_the_average_is_compared_by_the_metric_of_the_run(
+    metric: str, loss: float, bleu: float, *, better: bool, tmp_path: Path,
+    scripted: list[Trainer], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The best checkpoint has BLEU 3; of the average, loss and BLEU say opposite things."""
+    found = [*BLEU[:4], bleu]
+
+    def loss_of(*words: Any, **options: Any) -> Progress:
+        return evaluate(*words, **options) if "world" in options else Progress(loss, 1)
+
+    monkeypatch.setattr(validator, "bleu_of", lambda *_: found[len(scripted[-1].state.curve)])
+    monkeypatch.setattr(validator, "evaluate", loss_of)
+    options = LONG.replace(best_metric=metric, updates=4 * EPOCH, average=2, average_every=3)
+    trained(tmp_path, options, scripted)
+    assert load_tensors(tmp_path / AVERAGED)[1]["valid_loss"] == loss
+    assert best_weights(tmp_path) == (AVERAGED if better else WEIGHTS)
+
+
 def test_without_patience_it_goes_on(tmp_path: Path, scripted: list[Trainer]) -> None:
     run = trained(tmp_path, LONG, scripted)
     assert run.state.updates == 40
@@ -119,6 +153,12 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             check(LONG.replace(**changes))
+
+
+def test_a_flag_that_is_new_is_named_without_a_value(tmp_path: Path) -> None:
+    Trainer(LONG.replace(steps=1), tmp_path, TEXTS).train(progress=False)
+    with pytest.raises(UsageError, match="its run was started with --eval-bleu; give"):
+        Trainer(LONG.replace(eval_bleu=False), tmp_path, TEXTS)
 
 
 def test_points_of_older_checkpoints_have_no_bleu() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def test_the_record_can_be_read_back(straight: Trainer, system: System) -> None:
     assert record["hardware"]["processor"] == processor()
     assert record["curve"] == [asdict(point) for point in straight.state.curve]
     assert set(record["versions"]) >= {"torch", "python", "sacrebleu"}
+
+
+def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package may lie in a repository of its user, whose commit is another."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    home = tmp_path / "venv" / "annotated_transformer" / "engine"
+    home.mkdir(parents=True)
+    monkeypatch.setattr(records, "__file__", str(home / "records.py"))
+    assert records.commit() == "unknown"
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "package" / "engine" / "records.py"))
+    (tmp_path / "package" / "engine").mkdir(parents=True)
+    assert len(records.commit()) == 40
 
 
 def test_without_git_or_proc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_each_extra_is_enough_by_itself(extra: str, built: dict[str, Path], tmp_
 @pytest.mark.parametrize("words", ["--help", "train --help", "translate m x", "plot m"])
 def test_command_without_its_extra_names_it(core: Path, words: str) -> None:
     done = call(core, "annotated-transformer", *words.split())
-    told = 'annotated-transformer: needs tyro: pip install ".[translation]" in its folder\n'
+    told = 'annotated-transformer: needs tyro: pip install ".[translation]" in the project folder\n'
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
@@ -198,7 +198,7 @@ def test_command_runs_with_its_extra_and_names_that_of_the_plots(command: Path) 
     done = call(command, "annotated-transformer", "plot", ".")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
-        r'annotated-transformer: needs \w+: pip install "\.\[plots\]" in its folder\n',
+        r'annotated-transformer: needs \w+: pip install "\.\[plots\]" in the project folder\n',
         done.stderr,
     )
 

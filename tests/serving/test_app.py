@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -258,6 +259,44 @@ def test_an_answer_that_takes_too_long() -> None:
                 b"content-length: 99\r\n\r\n{"
             )
             assert slow.recv(12) == b"HTTP/1.1 504"
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: a\r\n"])
+def test_who_never_ends_a_head_is_disconnected(
+    before: bytes, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if he goes on with a header every now and then, and after a request that was whole."""
+    monkeypatch.setattr(module, "IDLE", 0.5)
+    with running() as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(0.1)
+        client.sendall(before)
+        if before:
+            while b'"waiting"' not in client.recv(9999):
+                pass
+        client.sendall(sent)
+        begin, closed = time.monotonic(), False
+        while not closed and time.monotonic() < begin + 10:
+            try:
+                closed = not client.recv(9999)
+                time.sleep(0.01)
+            except TimeoutError:
+                client.sendall(b"x: y\r\n" if sent else b"")
+            except ConnectionError:
+                closed = True
+        assert closed
+        assert server.ask("/health")[0] == 200
+
+
+def test_a_body_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE", 0.2)
+    head = "POST /translate HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    body = b'{"sentences": ["Der Hund."]}'
+    with running() as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:9])
+        time.sleep(0.6)
+        client.sendall(body[9:])
+        assert client.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_failure_is_told_without_what_was_asked() -> None:
