@@ -254,8 +254,9 @@ def best_weights(folder: str | Path) -> str:
     """
     paths = (Path(folder) / name for name in (WEIGHTS, AVERAGED))
     best, mean = (load_tensors(p, verify=False)[1] if p.exists() else {} for p in paths)
-    if "valid_bleu" in best and "valid_bleu" in mean:
-        return AVERAGED if mean["valid_bleu"] > best["valid_bleu"] else WEIGHTS
+    bleu: list[Any] = [header.get("valid_bleu") for header in (mean, best)]
+    if None not in bleu:
+        return AVERAGED if bleu[0] > bleu[1] else WEIGHTS
     losses = [float(header.get("valid_loss", math.inf)) for header in (mean, best)]
     return AVERAGED if losses[0] < losses[1] else WEIGHTS
 

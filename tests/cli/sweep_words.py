@@ -374,7 +374,7 @@ compare @text/is @text/is --references @text/is --samples 1 | --samples
 ablation                                                | ablation
 ablation nowhere                                        | nowhere
 ablation @run --mirror m                                | files
-sweep                                                   | STR
+sweep                                                   | GRID
 sweep nope                                              | nope
 sweep @text                                             | text
 sweep @text/is                                          | is
