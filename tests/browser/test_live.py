@@ -16,8 +16,6 @@ import torch
 from playwright.sync_api import Browser, Page, Route
 
 from annotated_transformer.data.grammar import grammar_pairs
-from annotated_transformer.model.multi_head import MultiHeadedAttention
-from annotated_transformer.model.transformer import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.pretrained import RUNNING, Pretrained, load_pretrained
 from annotated_transformer.translation.beam_search import beam_search
@@ -213,12 +211,8 @@ def test_attention_is_that_of_python(
                 torch.testing.assert_close(mine, row[: len(mine)], atol=CLOSE, rtol=0.0)
 
 
-def layer_of(model: EncoderDecoder, kind: str, layer: int) -> MultiHeadedAttention:
-    """Return an attention of the model by the names that the page gives it."""
-    if kind == "encoder":
-        return model.encoder.layers[layer].self_attn
-    decoder = model.decoder.layers[layer]
-    return decoder.src_attn if kind == "cross" else decoder.self_attn
+ATTENTIONS = {"encoder": "encoder.layers.{}.self_attn", "self": "decoder.layers.{}.self_attn",
+              "cross": "decoder.layers.{}.src_attn"}  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -226,12 +220,12 @@ def test_a_muted_head_has_no_share_in_the_output(browser: Browser, seed: int) ->
     """In Python its rows of W^O are 0, as in the chapter on heads."""
     system, rng = load_pretrained(), random.Random(seed)
     sizes = system.config
-    every = list(itertools.product(("encoder", "self", "cross"), range(sizes.N), range(sizes.h)))
+    width = sizes.d_model // sizes.h
+    every = list(itertools.product(ATTENTIONS, range(sizes.N), range(sizes.h)))
     muted = rng.sample(every, 4)
     for kind, layer, head in muted:
-        attention = layer_of(system.model, kind, layer)
-        columns = slice(head * attention.d_v, (head + 1) * attention.d_v)
-        attention.linears[3].weight.data[:, columns] = 0
+        w_o = system.model.get_parameter(f"{ATTENTIONS[kind].format(layer)}.linears.3.weight")
+        w_o.data[:, head * width : (head + 1) * width] = 0
     texts = sentences(10)
     sources = [system.tokenizer.encode(text) for text in texts]
     wanted = greedy_search(system.model, sources)
