@@ -81,10 +81,10 @@ def evaluate_files(command: Evaluate) -> int:
 def test_text(command: Evaluate, system: System) -> ParallelText:
     """Load the text for the system to translate."""
     pair = "-".join(system.languages)
-    for option in ("corpus", "test_files", "mirror") if command.prepared is not None else ():
-        if getattr(command, option) is not None:
-            raise UsageError(f"{flag(option)} or --prepared, not both; leave one of them out")
     if command.prepared is not None:
+        for option in ("corpus", "test_files", "mirror"):
+            if getattr(command, option) is not None:
+                raise UsageError(f"{flag(option)} or --prepared, not both; leave one of them out")
         corpus = Prepared(command.prepared)
         if (its := "-".join(corpus.languages)) != pair:
             raise UsageError(f"--prepared {command.prepared}: is {its}, but the system is {pair}")

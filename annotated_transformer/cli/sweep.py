@@ -71,7 +71,7 @@ def run(command: Sweep) -> int:
     check_target("--record", path)
     record = open_record(path, grid)
     left = [one for one in grid.runs() if str(one[1]) not in record["rows"][one[0]]["runs"]]
-    jobs = command.jobs or cores()
+    jobs, made_by = command.jobs or cores(), commit()  # another than the record's, if it goes on
     if left:
         done = sum(len(row["runs"]) for row in record["rows"].values())
         log(f"{grid.name}: {len(grid.rows)} rows, {grid.seeds} seeds; {done} runs are in {path}")
@@ -81,7 +81,7 @@ def run(command: Sweep) -> int:
             return 0
         with tqdm(total=len(left), unit="run", disable=command.quiet or sys.stderr is None) as bar:
             for row, seed, result in finished(left, folder, jobs, keep=command.keep):
-                record["rows"][row]["runs"][str(seed)] = result
+                record["rows"][row]["runs"][str(seed)] = {**result, "commit": made_by}
                 save_record(path, record)
                 bar.update()
     show_table(record)

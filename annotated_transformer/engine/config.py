@@ -137,7 +137,7 @@ class OptimOptions:
     eval_bleu: bool = False
     """At each validation, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
-    """Whether validation loss or BLEU chooses the best weights, and is waited for by --patience."""
+    """What decides which weights are best, and what --patience waits for: loss, or BLEU."""
     patience: int | None = option(None, least=1)
     """Stop after so many validations in a row without better weights (never by default)."""
 

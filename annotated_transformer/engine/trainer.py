@@ -81,9 +81,8 @@ class Trainer:
         precision = choose_precision(options, world)
         self.files = files = Checkpointer(self.folder, world, options.run.keep)
         try:
-            self.system, self.pairs, valid = world.main_first(
-                lambda: open_run(options, texts, files)
-            )
+            opened = world.main_first(lambda: open_run(options, texts, files))
+            self.system, self.pairs, valid = opened
             self.updater = Updater(
                 self.system, self.pairs, options, world, precision, self.folder, compiler
             )
@@ -112,7 +111,8 @@ class Trainer:
             ):
                 finished = state.out_of_patience(optim.patience) or self._updates(log, stop)
             if finished and optim.average and main:
-                self.validator.average(self.folder, None, self.texts, optim.best_metric)
+                by_bleu = optim.best_metric == "bleu"
+                self.validator.average(self.folder, self.texts if by_bleu else None)
         finally:
             self.files.release()
         return finished

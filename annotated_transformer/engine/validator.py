@@ -62,23 +62,20 @@ class Validator:
         (bleu,) = self.world.sum(bleu_of(system, texts) if self.world.main else 0.0)
         return replace(found, seconds=found.seconds + time.perf_counter() - begun), bleu
 
-    def average(
-        self, folder: Path, last: int | None = None, texts: Texts | None = None, by: str = "loss"
-    ) -> float:
-        """Save the mean of a run's last snapshots (all by default); return its loss (§6.1).
+    def average(self, folder: Path, texts: Texts | None = None) -> float:
+        """Save the mean of a run's snapshots; return its validation loss (§6.1).
 
-        Weights that are chosen ``by`` BLEU on ``texts`` get :func:`bleu_of`, too. The model of the
-        run does not change, and one process is enough.
+        With texts, :func:`bleu_of` is measured, too. The model of the run does not change, and one
+        process is enough.
         """
 
         def measure(system: System) -> dict[str, float]:
             loss = PreciseLoss(system.model.to(self.precision.device), self.precision)
             found = evaluate(loss, map(self.batch, self.order()), loss=replica_loss).loss
-            if texts is None or by == "loss":
-                return {"valid_loss": found}
-            return {"valid_loss": found, "valid_bleu": bleu_of(system, texts)}
+            bleu = {} if texts is None else {"valid_bleu": bleu_of(system, texts)}
+            return {"valid_loss": found, **bleu}
 
-        average_system(folder, last, measure=measure)
+        average_system(folder, measure=measure)
         return float(load_tensors(folder / AVERAGED, verify=False)[1]["valid_loss"])
 
 

@@ -361,12 +361,13 @@ def test_heads_can_be_muted(browser: Browser, folder: Path) -> None:
         assert heads.count() == 25
         message = page.get_by_role("alert")
         first = page.get_by_role("button", name="head 1 of encoder, layer 2")
-        for pressed, says in (("true", f"With all heads it is: {ENGLISH}"), ("false", "")):
+        changed = f"Without this head the translation changes. With all heads it is: {ENGLISH}"
+        for pressed, says in (("true", changed), ("false", "")):
             first.focus()
             page.keyboard.press("Space")
             page.wait_for_selector(".translator:not([aria-busy])")
             assert first.get_attribute("aria-pressed") == pressed
-            assert message.inner_text().endswith(says)
+            assert message.inner_text() == says
         assert page.locator(".translator-output strong").inner_text() == ENGLISH
         page.get_by_role("button", name="head 2 of decoder, layer 1").click()
         page.wait_for_selector(".translator:not([aria-busy])")

@@ -91,7 +91,9 @@ def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
     return status, *capsys.readouterr()
 
 
-def test_a_sweep_trains_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_trains_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid, out = write_grid(tmp_path), tmp_path / "runs"
     words = (grid, "--out", out, "--jobs", 2, "--quiet")
     status, _, said = told(capsys, *words, "--plan", "--seeds", 1)
@@ -113,6 +115,7 @@ def test_a_sweep_trains_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFi
     assert re.search(rf"^base +{run['parameters']:,} ", table, re.MULTILINE)
 
     path.write_text(json.dumps(record | {"mark": 1}))
+    monkeypatch.setattr("annotated_transformer.cli.sweep.commit", lambda: "another")
     status, _, said = told(capsys, *words, "--seeds", 2, "--rows", "A1", "--keep")
     assert status == 0
     assert "1 runs to go" in said
@@ -120,6 +123,8 @@ def test_a_sweep_trains_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFi
     assert again["mark"] == 1  # what was there has stayed
     assert again["rows"]["base"] == record["rows"]["base"]
     assert list(again["rows"]["A1"]["runs"]) == ["0", "1"]
+    made_by = [run["commit"] for run in again["rows"]["A1"]["runs"].values()]
+    assert made_by == [record["commit"], "another"]
     assert (out / "A1-1" / "record.json").exists()
 
     other = json.loads(grid.read_bytes())

@@ -142,8 +142,9 @@
     return made;
   }
 
+  const option = (value, text) => element("option", { value }, text);
   const select = (options) => element("select", {},
-    ...options.map(([value, text]) => element("option", { value }, text)));
+    ...options.map(([value, text]) => option(value, text)));
   const labelled = (text, control) =>
     element("label", {}, element("span", {}, text), control);
   const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
@@ -169,7 +170,7 @@
       this.buildForm();
       this.buildView();
       this.muted = new Map(); // [kind, layer, head] by the name of its button
-      this.whole = { text: "", output: "" }; // what was translated last with all heads
+      this.whole = {}; // what was asked last with all heads, and the answer
       box.prepend(this.form, this.message, this.view);
       box.dataset.ready = "yes";
     }
@@ -262,7 +263,6 @@
 
     /** Offer the parts, and the tokens that the chosen one has seen. */
     drawTrace() {
-      const option = (value, text) => element("option", { value }, text);
       if (!this.part.options.length) {
         this.part.append(...Object.keys(this.trace).map((name) => option(name, name)));
         this.part.value = "encoder.layers.0.self_attn";
@@ -285,8 +285,7 @@
       this.norm.textContent = `${x.length} components, from ${written(Math.min(...x))} to `
         + `${written(Math.max(...x))}; norm ${written(norm)}.`;
       this.numbers.replaceChildren(...x.map((value, i) => {
-        const cell = element("span", { className: "cell", title: `component ${i}` },
-          written(value));
+        const cell = element("span", { className: "cell", title: `component ${i}` }, written(value));
         cell.style.setProperty("--weight", (0.35 * Math.abs(value) / most).toFixed(3));
         if (value < 0) cell.classList.add("negative");
         return cell;
@@ -362,8 +361,9 @@
       const output = this.steps[this.steps.length - 1].text;
       this.output.lastChild.textContent = output;
       this.select(0);
-      if (!this.muted.size) this.whole = { text, output };
-      else if (this.whole.text === text) return this.say(this.compared(output));
+      const asked = `${this.search.value} ${text}`;
+      if (!this.muted.size) this.whole = { asked, output };
+      else if (this.whole.asked === asked) return this.say(this.compared(output));
       if (this.source.note) this.say(this.source.note);
       else if (!WHOLE.test(text) && !this.box.dataset.label) this.say(HINT);
     }
@@ -372,7 +372,6 @@
     choices() {
       if (this.layer.options.length) return;
       const { attention } = this.source; // (N, h, m, m)
-      const option = (value, text) => element("option", { value }, text);
       attention.forEach((_, i) => this.layer.append(option(i, `${i + 1}`)));
       this.layer.value = attention.length - 1;
       this.head.append(option("mean", "mean of all"),

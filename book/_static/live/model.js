@@ -218,9 +218,10 @@ function annotatedTransformer() {
         const [from, to] = [head * d_k, (head + 1) * d_k]; // this head's components
         const scores = keys.map((key) => dot(query, key, from, to) / Math.sqrt(d_k)); // (m,)
         const attn = softmax(scores);
-        for (let i = from; i < to && !this.muted.has(head); i++)
-          joined[i] = attn.reduce((sum, weight, j) => sum + weight * values[j][i], 0);
         weights.push(Float32Array.from(attn));
+        if (this.muted.has(head)) continue; // its components stay 0
+        for (let i = from; i < to; i++)
+          joined[i] = attn.reduce((sum, weight, j) => sum + weight * values[j][i], 0);
       }
       return [this.linears[3].forward(joined), weights];
     }
@@ -334,19 +335,19 @@ function annotatedTransformer() {
     }
 
     keep(name, x) {
-      if (this.seen) this.seen[name] = [...(this.seen[name] ?? []), x];
+      if (this.seen) (this.seen[name] ??= []).push(x);
       return x;
     }
 
     /** Mute these heads alone, each [kind, layer, head] with kind encoder, self or cross. */
     mute(heads) {
-      const of = (kind) => (kind === "encoder" ? this.encoder : this.decoder).map((layer) =>
-        (kind === "cross" ? layer.src_attn : layer.self_attn).muted);
-      for (const kind of ["encoder", "self", "cross"]) {
-        const sets = of(kind);
-        for (const muted of sets) muted.clear();
-        for (const [own, layer, head] of heads) if (own === kind) sets[layer].add(head);
-      }
+      const attentions = {
+        encoder: this.encoder.map((layer) => layer.self_attn),
+        self: this.decoder.map((layer) => layer.self_attn),
+        cross: this.decoder.map((layer) => layer.src_attn),
+      };
+      for (const attention of Object.values(attentions).flat()) attention.muted.clear();
+      for (const [kind, layer, head] of heads) attentions[kind][layer].muted.add(head);
     }
 
     /** A token at a position: its row times sqrt(d_model), plus the position's sinusoids. */
