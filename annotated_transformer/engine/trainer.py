@@ -112,7 +112,7 @@ class Trainer:
                 finished = state.out_of_patience(optim.patience) or self._updates(log, stop)
             if finished and optim.average and main:
                 by_bleu = optim.best_metric == "bleu"
-                self.validator.average(self.folder, self.texts if by_bleu else None)
+                self.validator.average(self.folder, texts=self.texts if by_bleu else None)
         finally:
             self.files.release()
         return finished

@@ -62,8 +62,8 @@ class Validator:
         (bleu,) = self.world.sum(bleu_of(system, texts) if self.world.main else 0.0)
         return replace(found, seconds=found.seconds + time.perf_counter() - begun), bleu
 
-    def average(self, folder: Path, texts: Texts | None = None) -> float:
-        """Save the mean of a run's snapshots; return its validation loss (§6.1).
+    def average(self, folder: Path, last: int | None = None, texts: Texts | None = None) -> float:
+        """Save the mean of a run's last snapshots (all by default); return its loss (§6.1).
 
         With texts, :func:`bleu_of` is measured, too. The model of the run does not change, and one
         process is enough.
@@ -75,7 +75,7 @@ class Validator:
             bleu = {} if texts is None else {"valid_bleu": bleu_of(system, texts)}
             return {"valid_loss": found, **bleu}
 
-        average_system(folder, measure=measure)
+        average_system(folder, last, measure=measure)
         return float(load_tensors(folder / AVERAGED, verify=False)[1]["valid_loss"])
 
 
