@@ -137,7 +137,7 @@ class OptimOptions:
     eval_bleu: bool = False
     """At each validation, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
-    """What decides which weights are best, and what --patience waits for: loss, or BLEU."""
+    """Whether the loss or BLEU decides which weights are best, and what --patience waits for."""
     patience: int | None = option(None, least=1)
     """Stop after so many validations in a row without better weights (never by default)."""
 
