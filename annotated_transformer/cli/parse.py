@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from annotated_transformer.cli.options import Parse
-from annotated_transformer.cli.output import NAME, STANDARD, check_target, deliver, log
+from annotated_transformer.cli.output import NAME, STANDARD, bar_shown, check_target, deliver, log
 from annotated_transformer.cli.systems import beam_and_alpha, open_system
 from annotated_transformer.cli.translate import files_of, places, read_text
 from annotated_transformer.engine.config import UsageError
@@ -43,7 +42,6 @@ def run(command: Parse) -> int:
         raise UsageError(
             f"--format svg: draws one sentence, and {name} has {len(sentences)}; give --sentence"
         )
-    terminal = sys.stderr is not None and sys.stderr.isatty()
     beam, alpha = beam_and_alpha(command.search, system)
     found = parse_sentences(
         system,
@@ -53,7 +51,7 @@ def run(command: Parse) -> int:
         extra=command.extra,
         constrained=not command.free,
         name=name,
-        progress=not command.quiet and (terminal or command.output != STANDARD),
+        progress=bar_shown(command.quiet, command.output),
     )
     text = drawn(found, command.format)
     deliver(text, command.output)

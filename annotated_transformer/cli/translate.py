@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from annotated_transformer.cli.options import Parse, Sampled, Translate
-from annotated_transformer.cli.output import STANDARD, check_target, deliver, log, print_error
+from annotated_transformer.cli.output import (
+    STANDARD,
+    bar_shown,
+    check_target,
+    deliver,
+    log,
+    print_error,
+)
 from annotated_transformer.cli.systems import beam_and_alpha, open_pretrained, open_systems
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import live_lines, read_lines
@@ -54,8 +61,7 @@ def run(command: Translate) -> int:
         count = answer(command, decoder, read)
     else:
         lines, name = read_text(source, "" if folder else ", in German or English")
-        terminal = sys.stderr is not None and sys.stderr.isatty()
-        bar = not command.quiet and (terminal or command.output != STANDARD)
+        bar = bar_shown(command.quiet, command.output)
         text, count = decoder.decode(lines, name, progress=bar), len(lines)
         deliver(text, command.output)
         decoder.warn(lines, name)
