@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -94,22 +95,16 @@ def serve(number: int) -> None:
     """Load everything, then run jobs until the socket is closed."""
     import matplotlib.figure  # noqa: F401
     import torch
+    import torch._dynamo  # the first optimizer loads it
 
-    from annotated_transformer.cli import (  # noqa: F401
-        ablation,
-        average,
-        compare,
-        evaluate,
-        main,
-        parsing,
-        plot,
-        prepare,
-        systems,
-        train,
-        translate,
-    )
+    from annotated_transformer.cli import parsing, systems, train
+    from annotated_transformer.engine.config import UsageError
     from tests.cli import faults  # noqa: F401
 
+    for kind in parsing.KINDS:  # what reads the words is loaded by the first command
+        import_module(f"annotated_transformer.cli.{kind}")
+        with contextlib.suppress(UsageError):
+            parsing.parse([kind, "nowhere", "--device", "x"])
     torch.set_num_threads(1)
     for module in (systems, train):
         vars(module)["prepare_cpu"] = _no_measurement

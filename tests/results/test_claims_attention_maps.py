@@ -25,6 +25,7 @@ from tests import claims
 
 CHAPTER = "results/attention_maps"
 RECORD = Path(__file__).resolve().parents[2] / "results" / "attention-grammar-seeds.json"
+CAPTIONS = RECORD.with_name("attention-multi30k-en-de-tiny.json")
 Planted = dict[tuple[Part, int], list[Callable[[Pair], Links]]]
 
 
@@ -239,6 +240,30 @@ def test_other_seeds_give_another_status_and_no_error(
     monkeypatch.chdir(tmp_path)
     claims.run_claim(CHAPTER, "A.1")
     assert statuses(capsys.readouterr().out)[-1] == status
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (1.0, "holds at our scale"),
+        (0.5, "not resolved"),
+        (0.2, "does not hold at our scale"),
+    ],
+)
+def test_other_shares_of_the_captions_are_told_and_no_error(
+    head: float,
+    status: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = json.loads(CAPTIONS.read_text(encoding="utf-8"))
+    record["shares"]["head"] = head  # "one place" has 0.42 of 73 verbs
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / CAPTIONS.name).write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    claims.run_claim(CHAPTER, "A.1")
+    assert statuses(capsys.readouterr().out)[0] == status
 
 
 def test_without_the_folder_of_records_the_page_says_so(
