@@ -18,6 +18,7 @@ PROGRAM = '''
 import contextlib, os, random, shutil, signal, socket, sys, time, traceback
 from pathlib import Path
 import torch
+import torch._dynamo  # which the first optimizer would load in each process
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.trainer import Trainer
