@@ -28,8 +28,7 @@ def log(text: str) -> None:
 
 def bar_shown(quiet: bool, output: Path) -> bool:
     """Whether a command draws its progress: not between the lines of a pipe that it writes to."""
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    return not quiet and (terminal or output != STANDARD)
+    return not quiet and (output != STANDARD or (sys.stderr is not None and sys.stderr.isatty()))
 
 
 def print_error(text: object) -> None:

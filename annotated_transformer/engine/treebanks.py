@@ -67,7 +67,8 @@ def load_treebank(
     if name == "treebank":
         trees, origin = penn_trees(split, mirror, cache, progress), "Penn Treebank, NLTK's sample"
     else:
-        trees, origin = grammar_trees(split, size), "written by the grammar, seed 0"
+        trees = [read_trees(pair.tree)[0] for pair in grammar_pairs(split, size)]
+        origin = "written by the grammar, seed 0"
     source, target = zip(*map(tree_lines, trees), strict=True)
     checksums = tuple(
         (f"{split}.{language}", hashlib.sha256("\n".join(side).encode()).hexdigest())
@@ -106,11 +107,6 @@ def cleaned(text: str, name: str) -> Iterator[Tree]:
     except ValueError as error:
         raise CorpusError(f"{name}: {error}") from None
     yield from (tree for tree in map(clean, found) if tree is not None)
-
-
-def grammar_trees(split: str, size: int | None) -> list[Tree]:
-    """Return the trees of the grammar's English sentences."""
-    return [read_trees(pair.tree)[0] for pair in grammar_pairs(split, size)]
 
 
 def tree_lines(tree: Tree) -> tuple[str, str]:
