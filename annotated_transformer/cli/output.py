@@ -26,11 +26,6 @@ def log(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def bar_shown(quiet: bool, output: Path) -> bool:
-    """Whether a command draws its progress: not between the lines of a pipe that it writes to."""
-    return not quiet and (output != STANDARD or (sys.stderr is not None and sys.stderr.isatty()))
-
-
 def print_error(text: object) -> None:
     """Print an error in one line, after the command's name."""
     line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from annotated_transformer.cli.options import Parse
-from annotated_transformer.cli.output import NAME, STANDARD, bar_shown, check_target, deliver, log
-from annotated_transformer.cli.systems import beam_and_alpha, open_system
+from annotated_transformer.cli.output import NAME, STANDARD, check_target, deliver, log
+from annotated_transformer.cli.systems import beam_and_alpha, has_bar, open_system
 from annotated_transformer.cli.translate import files_of, places, read_text
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.parser import Parse as Found
@@ -51,7 +51,7 @@ def run(command: Parse) -> int:
         extra=command.extra,
         constrained=not command.free,
         name=name,
-        progress=bar_shown(command.quiet, command.output),
+        progress=has_bar(command.quiet, command.output),
     )
     text = drawn(found, command.format)
     deliver(text, command.output)

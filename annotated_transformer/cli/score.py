@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from annotated_transformer.cli.options import Score, Search
-from annotated_transformer.cli.output import bar_shown, check_target, deliver, log
-from annotated_transformer.cli.systems import open_systems
+from annotated_transformer.cli.output import check_target, deliver, log
+from annotated_transformer.cli.systems import has_bar, open_systems
 from annotated_transformer.cli.translate import files_of
 from annotated_transformer.data.corpora import read_parallel
 from annotated_transformer.engine.scoring import PairScore, score_pairs
@@ -19,7 +19,7 @@ def run(command: Score) -> int:
     check_target("--output", command.output, command.source, command.target, *own)
     system, by = open_systems(folders, Search(**vars(command.weights)))
     text = read_parallel(command.source, command.target, drop_blank=False)
-    bar = bar_shown(command.quiet, command.output)
+    bar = has_bar(command.quiet, command.output)
     found = score_pairs(system, text.source, text.target, name=text.origin, progress=bar)
     lines = "".join(row(each, tokens=command.tokens) for each in found)
     deliver(lines, command.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from annotated_transformer.engine.records import make_record
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.engine.texts import Texts
 from annotated_transformer.engine.trainer import Trainer, check_world
-from annotated_transformer.engine.treebanks import check_trees, is_parser
+from annotated_transformer.engine.treebanks import check_trees, is_parser, with_phrases
 from annotated_transformer.fast.products import Products, prepare_cpu
 from annotated_transformer.model.transformer import count_parameters
 from annotated_transformer.translation.evaluation import score
@@ -115,14 +116,13 @@ def load_texts(data: DataOptions, bar: bool, *, warn: bool = True) -> Texts:
         if is_parser(pair):
             train, valid = check_trees(train), check_trees(valid)
     else:
-        train = load_split(
-            data.corpus, data.pair, "train", mirror=data.mirror, size=data.size, bar=bar
-        )
-        valid = load_split(data.corpus, data.pair, "val", mirror=data.mirror, bar=bar)
+        load = partial(load_split, data.corpus, data.pair, mirror=data.mirror, bar=bar)
+        train, valid = load("train", size=data.size), load("val")
     if warn and data.corpus not in BUILT_IN:  # its short sentences recur by chance
         for warning in corpus_warnings(train, {"val": valid}):
             log(warning)
-    return (train if data.size is None else train.head(data.size)), valid
+    train = train if data.size is None else train.head(data.size)
+    return with_phrases(train) if data.phrases else train, valid
 
 
 def prepared_options(options: Options, corpus: Prepared, recipe: str | None = None) -> Options:

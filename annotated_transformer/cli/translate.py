@@ -13,15 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from annotated_transformer.cli.options import Parse, Sampled, Translate
-from annotated_transformer.cli.output import (
-    STANDARD,
-    bar_shown,
-    check_target,
-    deliver,
-    log,
-    print_error,
-)
-from annotated_transformer.cli.systems import beam_and_alpha, open_pretrained, open_systems
+from annotated_transformer.cli.output import STANDARD, check_target, deliver, log, print_error
+from annotated_transformer.cli.systems import beam_and_alpha, has_bar, open_pretrained, open_systems
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import live_lines, read_lines
 from annotated_transformer.engine.config import UsageError, flag
@@ -61,7 +54,7 @@ def run(command: Translate) -> int:
         count = answer(command, decoder, read)
     else:
         lines, name = read_text(source, "" if folder else ", in German or English")
-        bar = bar_shown(command.quiet, command.output)
+        bar = has_bar(command.quiet, command.output)
         text, count = decoder.decode(lines, name, progress=bar), len(lines)
         deliver(text, command.output)
         decoder.warn(lines, name)

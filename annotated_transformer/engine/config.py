@@ -50,6 +50,8 @@ class DataOptions:
     """Skip longer sentences instead of stopping with an error."""
     size: int | None = option(None, least=1)
     """Use only this many training pairs."""
+    phrases: bool = False
+    """For a parser: learn from each constituent of two words or more as from a sentence, too."""
     train_files: tuple[Path, Path] | None = None
     """Source and target text for training; implies --corpus files."""
     valid_files: tuple[Path, Path] | None = None
@@ -61,13 +63,7 @@ class DataOptions:
 
 
 OF_WEIGHTS = "tokenizer vocabulary architecture preset layers dropout".split()  # for fine-tuning
-PLACES = (
-    "train_files",
-    "valid_files",
-    "prepared",
-    "mirror",
-    "finetune_from",
-)  # where the data is, not what it is
+PLACES = "train_files valid_files prepared mirror finetune_from".split()  # not what the data is
 
 
 @dataclass(frozen=True)
@@ -232,6 +228,8 @@ def check(options: Options) -> None:
         raise UsageError("--best-metric bleu: needs --eval-bleu; give both")
     if options.optim.eval_bleu and options.data.pair.endswith("-trees"):
         raise UsageError("--eval-bleu: not for a parser; leave it out")
+    if options.data.phrases and not options.data.pair.endswith("-trees"):
+        raise UsageError("--phrases: is for a parser; give its trees, or leave it out")
     if options.optim.eval_bleu and options.run.sharded:
         raise UsageError("--eval-bleu: needs whole weights; leave out --sharded")
     model, usual = options.model, ModelOptions()

@@ -15,9 +15,11 @@ from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
 from annotated_transformer.results.parsing import (
     Tree,
     clean,
+    delinearize,
     leaves,
     linearize,
     read_trees,
+    walk,
     well_formed,
 )
 
@@ -89,11 +91,7 @@ def penn_trees(
     folder = locate(archive / "treebank/combined/wsj_0001.mrg", unpacked).parent
     first, last = FILES[split]
     names = (f"wsj_{number:04d}.mrg" for number in range(first, last + 1))
-    return [
-        tree
-        for name in names
-        for tree in cleaned((folder / name).read_text(encoding="utf-8"), name)
-    ]
+    return [tree for name in names for tree in cleaned((folder / name).read_text("utf-8"), name)]
 
 
 def cleaned(text: str, name: str) -> Iterator[Tree]:
@@ -112,6 +110,15 @@ def cleaned(text: str, name: str) -> Iterator[Tree]:
 def tree_lines(tree: Tree) -> tuple[str, str]:
     """Return a tree as two lines: its words, and its symbols."""
     return " ".join(leaves(tree)), " ".join(linearize(tree))
+
+
+def with_phrases(text: ParallelText) -> ParallelText:
+    """Return a text of trees, and after it each different constituent of two words or more."""
+    trees = [delinearize(target.split(), source.split()) for source, target in text]
+    inside = (node for tree in trees for node, opens in walk(tree) if opens and node is not tree)
+    more = dict.fromkeys(tree_lines(node) for node in inside if len(leaves(node)) > 1)
+    source, target = zip(*text, *more, strict=True)
+    return replace(text, source=source, target=target)
 
 
 def check_trees(text: ParallelText) -> ParallelText:

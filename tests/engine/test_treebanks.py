@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine import treebanks
 from annotated_transformer.engine.config import CORPORA as CHOICES
-from annotated_transformer.engine.config import UsageError, defaults, load_recipe
+from annotated_transformer.engine.config import UsageError, choose, defaults, load_recipe
 from annotated_transformer.engine.texts import learn_tokenizers
 from annotated_transformer.engine.treebanks import (
     FILES,
@@ -25,6 +27,7 @@ from annotated_transformer.engine.treebanks import (
     check_trees,
     is_parser,
     load_treebank,
+    with_phrases,
 )
 from annotated_transformer.notation import SPECIAL_TOKENS
 from annotated_transformer.results.parsing import delinearize, well_formed
@@ -57,6 +60,33 @@ def test_the_splits_are_those_of_the_files(mirror: Path) -> None:
     assert sorted(set(seen)) == list(range(1, 200))
     short = load_split("treebank", "en-trees", "train", mirror=mirror, size=3, bar=False)
     assert len(short) == 3
+
+
+def test_phrases_are_the_constituents_of_two_words_or_more() -> None:
+    """Each once, after all sentences, with the words and the brackets that it has inside."""
+    lines = ("(S (NP DT NN )NP (VP VBZ (NP DT NN )NP )VP )S", "(S (NP NN )NP (VP VBZ )VP )S")
+    words = ("a dog sees a dog", "it rains")
+    text = ParallelText("own", "train", LANGUAGES, words, lines, "", ())
+    found = with_phrases(text)
+    assert found.source == (*words, "a dog", "sees a dog")
+    assert found.target == (*lines, "(NP DT NN )NP", "(VP VBZ (NP DT NN )NP )VP")
+    check_trees(replace(found, checksums=(("", ""), ("lines", ""))))  # all are trees
+    many = load_treebank("grammar-trees", size=50)
+    more = with_phrases(many)
+    assert list(more)[:50] == list(many)
+    rest = list(more)[50:]
+    assert len(rest) == len(set(rest))
+    ends = list(itertools.combinations(range(21), 2))
+    spans = {" ".join(line.split()[i:j]) for line in many.source for i, j in ends}
+    assert {source for source, _ in rest} <= spans
+    brackets = sum(line.count("(") for line in many.target)
+    assert 50 < len(rest) < brackets
+
+
+def test_phrases_are_for_parsers() -> None:
+    with pytest.raises(UsageError, match="--phrases: is for a parser"):
+        choose({"corpus": "grammar", "phrases": True})
+    assert choose({"corpus": "grammar-trees", "pair": "en-trees", "phrases": True}).data.phrases
 
 
 def test_checksums_tell_texts_apart(mirror: Path) -> None:
