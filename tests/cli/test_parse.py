@@ -174,7 +174,8 @@ def test_a_parser_of_the_treebank(
     folder = "runs/treebank-en-trees-tiny"
     assert f"next: annotated-transformer parse {folder} FILE" in err
     record = json.loads((Path(folder) / "record.json").read_text())
-    assert record["corpus"]["pairs"] == 318  # files 1 to 159, of 1 to 3 trees
+    # Files 1 to 159, of 1 to 3 trees, and the noun phrase of each
+    assert record["corpus"]["pairs"] == 318 + 159
     assert "dog1" not in json.dumps(record)  # no sentence of a licensed text
     assert main(["evaluate", folder, "--mirror", mirror, "--split", "val", "--beam", "1"]) == 0
     out, _ = capsys.readouterr()
