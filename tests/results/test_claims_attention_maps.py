@@ -243,22 +243,22 @@ def test_other_seeds_give_another_status_and_no_error(
 
 
 @pytest.mark.parametrize(
-    ("head", "status"),
+    ("right", "status"),
     [
-        (1.0, "holds at our scale"),
-        (0.5, "not resolved"),
-        (0.2, "does not hold at our scale"),
+        (73, "holds at our scale"),
+        (37, "not resolved"),
+        (15, "does not hold at our scale"),
     ],
 )
 def test_other_shares_of_the_captions_are_told_and_no_error(
-    head: float,
+    right: int,
     status: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     record = json.loads(CAPTIONS.read_text(encoding="utf-8"))
-    record["shares"]["head"] = head  # "one place" has 0.42 of 73 verbs
+    record["shares"]["head"] = right / 73  # "one place" has 31 of 73 verbs
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / CAPTIONS.name).write_text(json.dumps(record), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
