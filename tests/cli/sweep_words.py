@@ -191,6 +191,7 @@ train --corpus prepared                                 | --prepared
 train --corpus files --train-files a b                  | --valid-files
 train --valid-files a b                                 | --train-files
 train --corpus wmt14                                    | wmt14
+train --corpus grammar --phrases                        | --phrases
 train --model rnn --heads 2                             | --heads
 train --model rnn --norm pre                            | --norm
 train --model rnn --compile                             | --compile
