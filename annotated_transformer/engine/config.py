@@ -229,7 +229,7 @@ def check(options: Options) -> None:
     if options.optim.eval_bleu and options.data.pair.endswith("-trees"):
         raise UsageError("--eval-bleu: not for a parser; leave it out")
     if options.data.phrases and not options.data.pair.endswith("-trees"):
-        raise UsageError("--phrases: is for a parser; give its trees, or leave it out")
+        raise UsageError("--phrases: is for a parser; give --pair en-trees, or leave it out")
     if options.optim.eval_bleu and options.run.sharded:
         raise UsageError("--eval-bleu: needs whole weights; leave out --sharded")
     model, usual = options.model, ModelOptions()
