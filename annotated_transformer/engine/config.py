@@ -51,7 +51,7 @@ class DataOptions:
     size: int | None = option(None, least=1)
     """Use only this many training pairs."""
     phrases: bool = False
-    """For a parser: learn from each constituent of two words or more as from a sentence, too."""
+    """A parser learns from each constituent of two words or more as from a sentence, too."""
     train_files: tuple[Path, Path] | None = None
     """Source and target text for training; implies --corpus files."""
     valid_files: tuple[Path, Path] | None = None
