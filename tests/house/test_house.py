@@ -65,6 +65,15 @@ def test_every_chapter_is_finished() -> None:
     assert house.unfinished(ROOT) == []
 
 
+def test_no_docstring_is_taken_for_a_type(tmp_path: Path) -> None:
+    assert house.taken_for_types(ROOT) == []
+    (tmp_path / "annotated_transformer").mkdir()
+    source = 'class A:\n    a: int\n    """For a parser: a number."""\n    b: int\n    """One."""\n'
+    (tmp_path / "annotated_transformer" / "a.py").write_text(source)
+    (fault,) = house.taken_for_types(tmp_path)
+    assert fault.endswith("a.py, line 3: For a parser: a number.")
+
+
 def test_every_picture_is_seen() -> None:
     assert house.unseen(ROOT) == []
 
