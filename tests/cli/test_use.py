@@ -4,17 +4,16 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from types import ModuleType
+from typing import IO, Any
 
 import pytest
 
-from annotated_transformer.cli import translate
+from annotated_transformer.cli import score, translate
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.options import Translate
 from annotated_transformer.data.text import MAX_LINE, live_lines
@@ -35,10 +34,16 @@ def rows(capsys: Capture, *words: str | Path) -> list[list[str]]:
     return [line.split("\t") for line in capsys.readouterr().out.splitlines()]
 
 
-def assert_shown(found: Sequence[str], values: Sequence[float]) -> None:
-    """Four decimals of the same values: the last may differ, as two runs round differently."""
-    assert all(len(text.rpartition(".")[2]) == 4 for text in found)
-    assert [float(text) for text in found] == pytest.approx(values, abs=1.5e-4)
+def spy(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[Any]:
+    """Keep what a function returns: two executions may differ in the last printed decimal."""
+    kept, function = [], vars(module)[name]
+
+    def keeping(*given: Any, **options: Any) -> Any:
+        kept.append(function(*given, **options))
+        return kept[-1]
+
+    monkeypatch.setattr(module, name, keeping)
+    return kept
 
 
 def test_n_best_lines_have_number_scores_and_text(
@@ -52,8 +57,8 @@ def test_n_best_lines_have_number_scores_and_text(
     flat = [(number, each) for number, some in enumerate(wanted, 1) for each in some]
     assert len(found) == 10
     for row, (number, each) in zip(found, flat, strict=True):
-        assert (row[0], *row[3:]) == (str(number), each.text)
-        assert_shown(row[1:3], [each.score, each.log_probability])
+        scores = f"{each.score:.4f}", f"{each.log_probability:.4f}"
+        assert row == [str(number), *scores, each.text]
     one = rows(capsys, "translate", trained, path, "--scores", "--beam", "1")
     assert [len(row) for row in one] == [3] * 4
     assert len(rows(capsys, "translate", trained, path, "--n-best", "6")) == 3 * 6 + 1
@@ -104,27 +109,34 @@ def test_a_file_is_no_run(texts: list[str], capsys: Capture) -> None:
         assert f"{texts[4]}: is a file; give the folder of a run" in fails(capsys, *words)
 
 
-def test_scores_of_pairs(trained: Path, texts: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_scores_of_pairs(
+    trained: Path,
+    texts: list[str],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source, target = texts[4], texts[5]
+    kept = spy(monkeypatch, score, "score_pairs")
     assert main(["score", str(trained), source, target]) == 0
     shown = capsys.readouterr()
     assert "5/5" not in shown.err  # no bar between the lines of a pipe
     found = [line.split("\t") for line in shown.out.splitlines()]
+    assert found == [[f"{each.total:.4f}", f"{each.per_token:.4f}"] for each in kept[0]]
     lines = [Path(path).read_text(encoding="utf-8").splitlines() for path in (source, target)]
-    wanted = score_pairs(load_system(trained), *lines)
-    for row, each in zip(found, wanted, strict=True):
-        assert_shown(row, [each.total, each.per_token])
+    for each, alone in zip(kept[0], score_pairs(load_system(trained), *lines), strict=True):
+        assert each.tokens == alone.tokens
+        assert each.log_probabilities == pytest.approx(alone.log_probabilities, abs=1e-5)
     out = tmp_path / "scores"
     assert main(["score", str(trained), source, target, "--tokens", "-o", str(out)]) == 0
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "5/5" in shown.err
-    said = re.findall(r"5 pairs, log-probability (\S+), ", shown.err)
-    assert_shown(said, [math.fsum(each.total for each in wanted)])
-    for line, each in zip(out.read_text(encoding="utf-8").splitlines(), wanted, strict=True):
-        tokens, logs = zip(*(column.split(" ") for column in line.split("\t")[2:]), strict=True)
-        assert list(tokens) == each.tokens
-        assert_shown(logs, each.log_probabilities)
+    total = math.fsum(each.total for each in kept[1])
+    assert f"5 pairs, log-probability {total:.4f}, " in shown.err
+    for row, each in zip(out.read_text(encoding="utf-8").splitlines(), kept[1], strict=True):
+        pairs = zip(each.tokens, each.log_probabilities, strict=True)
+        assert row.split("\t")[2:] == [f"{token} {value:.4f}" for token, value in pairs]
     write(tmp_path / "blank", [*lines[1][:4], ""])
     line = fails(capsys, "score", trained, source, tmp_path / "blank")
     assert "line 5: the target is blank; remove the pair" in line

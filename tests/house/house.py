@@ -263,13 +263,11 @@ def taken_for_types(root: Path, apart: str = "cli") -> list[str]:
     for path in sorted((root / PACKAGE).rglob("*.py")):
         if path.relative_to(root / PACKAGE).parts[0] == apart:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            body = node.body if isinstance(node, ast.ClassDef) else []
-            for field, text in itertools.pairwise(body):
-                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    said = (
-                        ast.literal_eval(text.value) if isinstance(text.value, ast.Constant) else ""
-                    )
-                    if ": " in str(said).split("\n")[0]:
-                        found.append(f"{path.relative_to(root)}, line {text.lineno}: {said}")
+        classes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        bodies = (node.body for node in classes if isinstance(node, ast.ClassDef))
+        for pair in itertools.chain(*map(itertools.pairwise, bodies)):
+            match pair:
+                case ast.AnnAssign(), ast.Expr(ast.Constant(str(said)), lineno=line):
+                    if ": " in said.split("\n")[0]:
+                        found.append(f"{path.relative_to(root)}, line {line}: {said}")
     return found
