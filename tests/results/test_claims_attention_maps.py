@@ -186,6 +186,16 @@ def statuses(output: str) -> list[str]:
     return re.findall(r"^status: ([a-z ]+)", output, re.MULTILINE)
 
 
+def run_with(
+    record: dict[str, Any], name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run the check of A.1 where this is the only record."""
+    (folder / "results").mkdir()
+    (folder / "results" / name).write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.chdir(folder)
+    claims.run_claim(CHAPTER, "A.1")
+
+
 def test_the_record_has_all_seeds_and_no_other_choice() -> None:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     assert set(record["runs"]) >= {str(seed) for seed in range(8)}
@@ -235,10 +245,7 @@ def test_other_seeds_give_another_status_and_no_error(
         finding["test"] = best + (sign or (-1) ** seed) * (0.3 + 0.01 * seed)
         record["runs"][str(seed)] = json.loads(json.dumps(run))
     record["runs"] = {str(seed): record["runs"][str(seed)] for seed in range(seeds)}
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / RECORD.name).write_text(json.dumps(record), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    claims.run_claim(CHAPTER, "A.1")
+    run_with(record, RECORD.name, tmp_path, monkeypatch)
     assert statuses(capsys.readouterr().out)[-1] == status
 
 
@@ -259,10 +266,7 @@ def test_other_shares_of_the_captions_are_told_and_no_error(
 ) -> None:
     record = json.loads(CAPTIONS.read_text(encoding="utf-8"))
     record["shares"]["head"] = right / 73  # "one place" has 31 of 73 verbs
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / CAPTIONS.name).write_text(json.dumps(record), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    claims.run_claim(CHAPTER, "A.1")
+    run_with(record, CAPTIONS.name, tmp_path, monkeypatch)
     assert statuses(capsys.readouterr().out)[0] == status
 
 

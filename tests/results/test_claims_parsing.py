@@ -21,6 +21,19 @@ def run(right: int) -> dict[str, Any]:
     return {"free": scores, "constrained": dict(scores)}
 
 
+def run_with(runs: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the check of 6.3a where there are only these runs, and the floor."""
+    seeds = {str(seed): each for seed, each in enumerate(runs)}
+    (folder / "results").mkdir()
+    every = {"baselines": {"pcfg": {"test": FLOOR}}, "t": {"transformer": {"runs": seeds}}}
+    for name, rows in every.items():
+        record = {"command": "", "commit": "", "rows": rows}
+        path = folder / "results" / f"parsing-{name}.json"
+        path.write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.chdir(folder)
+    claims.run_claim(CHAPTER, "6.3a")
+
+
 @pytest.mark.parametrize(
     ("right", "status"),
     [
@@ -39,15 +52,7 @@ def test_the_status_follows_from_the_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    head = {"command": "", "commit": ""}
-    runs = {str(seed): run(number) for seed, number in enumerate(right)}
-    (tmp_path / "results").mkdir()
-    every = {"baselines": {"pcfg": {"test": FLOOR}}, "t": {"transformer": {"runs": runs}}}
-    for name, rows in every.items():
-        path = tmp_path / "results" / f"parsing-{name}.json"
-        path.write_text(json.dumps({**head, "rows": rows}), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    claims.run_claim(CHAPTER, "6.3a")
+    run_with([run(number) for number in right], tmp_path, monkeypatch)
     assert re.findall(r"^status: ([a-z ]+)", capsys.readouterr().out, re.MULTILINE) == [status]
 
 
@@ -56,10 +61,5 @@ def test_a_record_that_does_not_follow_from_its_brackets_is_refused(
 ) -> None:
     wrong = run(60)
     wrong["constrained"]["f1"] = 61.0
-    rows = {"pcfg": {"test": FLOOR}, "transformer": {"runs": {"0": wrong}}}
-    (tmp_path / "results").mkdir()
-    path = tmp_path / "results" / "parsing-t.json"
-    path.write_text(json.dumps({"command": "", "commit": "", "rows": rows}), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(claims.CellError):
-        claims.run_claim(CHAPTER, "6.3a")
+        run_with([wrong], tmp_path, monkeypatch)
