@@ -238,14 +238,14 @@ def contrast(writer: Writer) -> Sentence:
     verbs = choose_verb(writer, "thing"), choose_verb(writer, "thing")
     first = write_clause(writer, person, verbs[0], (thing, "accusative"), tense=tense)
     it = write_pronoun(writer, of=thing)
-    silent = replace(person, english={"nominative": ()}, german={"nominative": ()})
+    silent = replace(person, english=lambda _: (), german=lambda _: ())
     second = write_clause(writer, silent, verbs[1], (it, "accusative"), tense=tense)
     link = writer.aligned("and", "und", "CC")
     _, german, mark = _joined(first, NOTHING, link, second, "second")
     acts = (english_order(replace(clause, subject=silent)) for clause in (first, second))
     one, other = map(stripped, acts)  # verb phrases
     acts_joined = constituent("VP", one + link[0] + other)
-    return constituent("S", person.english["nominative"] + acts_joined), german, mark
+    return constituent("S", person.english("nominative") + acts_joined), german, mark
 
 
 # A kind that is listed twice is chosen twice as often.
