@@ -8,13 +8,13 @@ words by their shape, and the most probable tree by dynamic programming over all
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from annotated_transformer.data.symbols import shape
 from annotated_transformer.results.parsing import Tree
 
 INNER = "@"  # begins the labels that making rules binary adds
@@ -41,30 +41,9 @@ def is_tag(tree: Tree) -> bool:
     return isinstance(tree.children[0], str)
 
 
-def shape(word: str, first: bool) -> str:
-    """Return what stands for an unknown word: capitals, digits, hyphen, ending."""
-    if re.fullmatch(r"[\d.,:/\\-]*\d[\d.,:/\\-]*", word):
-        return "<number>"
-    marks = "".join(
-        mark
-        for mark, holds in (
-            ("C", word[:1].isupper() and not first),
-            ("F", word[:1].isupper() and first),
-            ("A", word.isupper() and len(word) > 1),
-            ("d", any(map(str.isdigit, word))),
-            ("-", "-" in word),
-        )
-        if holds
-    )
-    ending = next(
-        (
-            end
-            for end in "ing ed ly ion er est ity al able ous s y".split()
-            if word.lower().endswith(end) and len(word) > len(end) + 1
-        ),
-        "",
-    )
-    return f"<{marks} {ending}>"
+def in_place(word: str, first: bool) -> str:
+    """Return an unknown word's shape; the capital of a sentence's first word is another one."""
+    return shape(word) + "F" * (first and word[:1].isupper())
 
 
 class Grammar:
@@ -89,7 +68,7 @@ class Grammar:
             for number, (word, tag) in enumerate(tagged(tree)):
                 seen[word, tag] += 1
                 if self.sightings[word] < RARE:
-                    seen[shape(word, not number), tag] += 1
+                    seen[in_place(word, not number), tag] += 1
         self._number(rules)
         self._lexicon(seen)
         total = sum(roots.values())
@@ -166,7 +145,7 @@ class Grammar:
 
     def words(self, word: str, first: bool) -> np.ndarray:
         """Return the logarithms of P(word | tag) up to a constant, for every label."""
-        own = self.table.get(shape(word, first), np.zeros(len(self.tags))) + 0.01 * self.rare
+        own = self.table.get(in_place(word, first), np.zeros(len(self.tags))) + 0.01 * self.rare
         share = own / own.sum()
         if (count := self.sightings[word]) >= RARE:
             share = (self.table[word] + PRIOR * share) / (count + PRIOR)

@@ -185,7 +185,7 @@ class Parse:
     free: bool = False
     """Generate anything, and repair what is no tree over the words of its sentence."""
     extra: int = 300
-    """Most symbols that a tree may have more than its sentence has tokens."""
+    """Most symbols that a tree with its words may have more than its sentence has words."""
     format: Literal["text", "brackets", "svg"] = "text"
     """Trees drawn as text, or in Penn brackets, one per line, or one tree as a picture."""
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")

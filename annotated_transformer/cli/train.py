@@ -40,7 +40,7 @@ from annotated_transformer.engine.records import make_record
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.engine.texts import Texts
 from annotated_transformer.engine.trainer import Trainer, check_world
-from annotated_transformer.engine.treebanks import check_trees, is_parser, with_phrases
+from annotated_transformer.engine.treebanks import check_trees, is_parser
 from annotated_transformer.fast.products import Products, prepare_cpu
 from annotated_transformer.model.transformer import count_parameters
 from annotated_transformer.translation.evaluation import score
@@ -122,7 +122,7 @@ def load_texts(data: DataOptions, bar: bool, *, warn: bool = True) -> Texts:
         for warning in corpus_warnings(train, {"val": valid}):
             log(warning)
     train = train if data.size is None else train.head(data.size)
-    return with_phrases(train) if data.phrases else train, valid
+    return train, valid
 
 
 def prepared_options(options: Options, corpus: Prepared, recipe: str | None = None) -> Options:

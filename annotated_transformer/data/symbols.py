@@ -1,9 +1,9 @@
-"""A tokenizer whose tokens are whole symbols, such as the brackets and tags of a tree."""
+"""A tokenizer whose tokens are whole symbols: words, and the brackets and tags of their trees."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +19,21 @@ from annotated_transformer.translation.tokenizers import (
 )
 
 KIND = "symbols"
+ENDINGS = "ing ed ly ion er est ity al able ous s y".split()
+
+
+def shape(word: str) -> str:
+    """Return what stands for a rare word: its capitals, digits and hyphen, and its ending."""
+    if re.fullmatch(r"[\d.,:/\\-]*\d[\d.,:/\\-]*", word):
+        return "<number>"
+    marks = {
+        "C": word[:1].isupper(),
+        "A": word.isupper() and len(word) > 1,
+        "d": any(map(str.isdigit, word)),
+        "-": "-" in word,
+    }
+    known = (end for end in ENDINGS if word.lower().endswith(end) and len(word) > len(end) + 1)
+    return f"<{''.join(mark for mark, holds in marks.items() if holds)}_{next(known, '')}>"
 
 
 class SymbolTokenizer(Numbered):
@@ -40,15 +55,11 @@ class SymbolTokenizer(Numbered):
             raise TokenizerError("a symbol is empty, has a blank, or occurs twice")
         self._all = (*SPECIAL_TOKENS, *entries)
 
-    @classmethod
-    def train(cls, lines: Iterable[str]) -> SymbolTokenizer:
-        """Take every symbol of the training split, the most frequent first."""
-        counts = Counter(symbol for line in lines for symbol in line.split())
-        return cls(sorted(counts, key=lambda symbol: (-counts[symbol], symbol)))
-
     def encode(self, text: str) -> list[int]:
-        """Return a number for each symbol; what is not in the vocabulary becomes UNK."""
-        return [self._ids.get(symbol, UNK) for symbol in text.split()]
+        """Return a number for each symbol: if it is not known that of its shape, or UNK."""
+        return [
+            self._ids.get(symbol) or self._ids.get(shape(symbol), UNK) for symbol in text.split()
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the symbols with blanks between; padding, beginning and end are left out."""

@@ -43,7 +43,7 @@ class DataOptions:
     tokenizer: Literal["bpe", "bpe-lower", "words"] = "bpe"
     """Byte-pair encoding shared by both languages, cased or lower-cased, or the words of each."""
     vocabulary: int = option(10_000, least=1, most=2**20)
-    """Number of sub-words to learn."""
+    """Number of sub-words to learn; of a parser, of whole words to keep, the most frequent."""
     max_len: int = option(256, least=2, most=2**16, config="max_len")
     """Maximum tokens of a sentence, including special ones."""
     skip_long: bool = False
@@ -230,6 +230,8 @@ def check(options: Options) -> None:
         raise UsageError("--eval-bleu: not for a parser; leave it out")
     if options.data.phrases and not options.data.pair.endswith("-trees"):
         raise UsageError("--phrases: is for a parser; give --pair en-trees, or leave it out")
+    if options.data.tokenizer != "bpe" and options.data.pair.endswith("-trees"):
+        raise UsageError("--tokenizer: not for a parser, whose words are whole; leave it out")
     if options.optim.eval_bleu and options.run.sharded:
         raise UsageError("--eval-bleu: needs whole weights; leave out --sharded")
     model, usual = options.model, ModelOptions()

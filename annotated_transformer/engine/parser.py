@@ -17,12 +17,14 @@ from tqdm import tqdm
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.system import System
+from annotated_transformer.engine.treebanks import MARKS, without_words
 from annotated_transformer.fast.decoding import keep_decoder_weights, start_steps
 from annotated_transformer.fast.search import best_continuations
-from annotated_transformer.notation import EOS
+from annotated_transformer.notation import EOS, UNK
 from annotated_transformer.results.parsing import (
     Tree,
     TreeConstraint,
+    Unfinished,
     delinearize,
     score_tree,
     tags,
@@ -40,7 +42,8 @@ from annotated_transformer.translation.greedy import (
     rows_of_parents,
 )
 
-BEAM, ALPHA, EXTRA = 21, 0.3, 300  # the paper's search: symbols more than the sentence has tokens
+DUE = -1  # instead of the openings in a row: the newest word has no tag yet
+BEAM, ALPHA, EXTRA = 21, 0.3, 300  # the paper's search
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,38 @@ class Parse:
     well_formed: bool
 
 
+class WordConstraint(TreeConstraint):
+    """Which symbols make a tree in which each word of a given sentence stands before its tag."""
+
+    def __init__(self, symbols: Sequence[str], eos: int, most: int = 8) -> None:
+        super().__init__(symbols, eos, most)
+        self.words = [UNK, *(n for n in self.tags if symbols[n][0] not in MARKS)]
+        self.tags = [n for n in self.tags if symbols[n][0] == "/"]
+
+    def after(self, tree: Unfinished, symbol: int) -> Unfinished:
+        """Return what is known of a tree after one more symbol, allowed where it stands."""
+        if tree.row == DUE:
+            return tree._replace(row=0, symbols=tree.symbols + 1)
+        later = tree.then(symbol, self)
+        return later._replace(row=DUE) if later.words > tree.words else later
+
+    def allowed(self, tree: Unfinished, sentence: Sequence[int], limit: int) -> Tensor:
+        """Return which symbols may follow in a tree over a sentence: boolean, shape ``(V,)``."""
+        left = len(sentence) - tree.words
+        allowed = self.mask(tree, len(sentence), limit - left)
+        words_may, allowed[self.tags] = allowed[self.tags[0]].clone(), tree.row == DUE
+        if tree.row == DUE:
+            allowed.zero_()[self.tags] = True
+        elif words_may:
+            allowed[sentence[tree.words]] = True
+        return allowed
+
+    def told(self, log_probs: Tensor) -> Tensor:
+        """Give each word the probability of all, because the sentence tells which one it is."""
+        log_probs[:, self.words] = log_probs[:, self.words].logsumexp(1, keepdim=True)
+        return log_probs
+
+
 class ConstrainedSteps(Steps):
     """Steps whose impossible continuations have no probability, whatever the model thinks.
 
@@ -67,7 +102,7 @@ class ConstrainedSteps(Steps):
     Args:
         steps: Those of the model.
         constraint: What makes a tree.
-        words: Number of words of each sentence.
+        sources: The words of each sentence.
         limits: Most symbols of each sentence's tree, the end symbol included.
         beam: Hypotheses of each sentence.
     """
@@ -75,39 +110,39 @@ class ConstrainedSteps(Steps):
     def __init__(
         self,
         steps: Steps,
-        constraint: TreeConstraint,
-        words: Sequence[int],
+        constraint: WordConstraint,
+        sources: Sequence[Sequence[int]],
         limits: Sequence[int],
         beam: int,
     ) -> None:
         self.steps, self.constraint, self.beam = steps, constraint, beam
-        bounds = zip(words, limits, strict=True)
+        bounds = zip(sources, limits, strict=True)
         self.bounds = [pair for pair in bounds for _ in range(beam)]  # of each row
-        self.prefixes: list[list[int] | None] = [[] for _ in self.bounds]  # None: cannot go on
+        self.trees: list[Unfinished | None] = [Unfinished() for _ in self.bounds]  # None: no more
         self.allowed: Tensor | None = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Take the newest tokens ``(rows,)``; return log-probabilities ``(rows, vocab)``."""
-        log_probs = self.steps(tokens).log_softmax(-1)
+        log_probs = self.constraint.told(self.steps(tokens).log_softmax(-1))
         if self.allowed is not None:
-            sound = self.allowed.gather(1, tokens.unsqueeze(1).to(self.allowed.device))
-            for row, (token, can) in enumerate(
-                zip(tokens.tolist(), sound[:, 0].tolist(), strict=True)
-            ):
-                prefix = self.prefixes[row]
-                grows = can and prefix is not None and token != EOS
-                self.prefixes[row] = [*prefix, token] if grows and prefix is not None else None
+            sound = self.allowed.gather(1, tokens.unsqueeze(1).to(self.allowed.device))[:, 0]
+            self.trees = [
+                self.constraint.after(tree, token) if tree and can and token != EOS else None
+                for tree, token, can in zip(
+                    self.trees, tokens.tolist(), sound.tolist(), strict=True
+                )
+            ]
         never = torch.zeros(log_probs.size(-1), dtype=torch.bool)
         found = [
-            never if prefix is None else self.constraint.mask(prefix, *bound)
-            for prefix, bound in zip(self.prefixes, self.bounds, strict=True)
+            never if tree is None else self.constraint.allowed(tree, *bound)
+            for tree, bound in zip(self.trees, self.bounds, strict=True)
         ]
         self.allowed = torch.stack(found)
         return log_probs.masked_fill(~self.allowed.to(log_probs.device), -torch.inf)
 
     def _reorder(self, rows: Tensor) -> None:
         numbers = rows.tolist()
-        self.prefixes = [self.prefixes[row] for row in numbers]
+        self.trees = [self.trees[row] for row in numbers]
         self.bounds = [self.bounds[row] for row in numbers]
         if self.allowed is not None:
             self.allowed = self.allowed[rows.to(self.allowed.device)]
@@ -130,32 +165,30 @@ def continue_as_given(log_probs: Tensor, before: Tensor) -> tuple[Tensor, Tensor
     return best, places // log_probs.size(2), places % log_probs.size(2)
 
 
-def constraint_of(system: System) -> TreeConstraint:
+def constraint_of(system: System) -> WordConstraint:
     """Return the constraint of a parser's symbols."""
     tokenizer = system.tokenizers[1]
-    return TreeConstraint(tokenizer.tokens(range(len(tokenizer))), EOS)
+    return WordConstraint(tokenizer.tokens(range(len(tokenizer))), EOS)
 
 
 def best_symbols(
     system: System,
     sources: list[list[int]],
-    words: list[int],
     *,
     beam: int = BEAM,
     alpha: float = ALPHA,
     extra: int = EXTRA,
-    constraint: TreeConstraint | None = None,
+    constraint: WordConstraint | None = None,
     start: StartSteps = start_steps,
 ) -> list[list[int]]:
     """Return the best output for each source, without special symbols.
 
     Args:
         system: A parser.
-        sources: Tokens of each sentence.
-        words: Number of words of each sentence, for the constraint.
+        sources: The words of each sentence, as tokens.
         beam: Beam size; 1 is greedy decoding.
         alpha: Strength of the length penalty.
-        extra: Most symbols that a tree has more than its sentence tokens.
+        extra: Most symbols that a tree, with its words, has more than its sentence words.
         constraint: Only trees over exactly these words; without it, anything.
         start: What decodes: the fast steps, or the readable ones.
     """
@@ -165,7 +198,8 @@ def best_symbols(
         limits = output_limits(model, sources, limit, extra)
 
         def begin(model: Any, src: Tensor, mask: Tensor, beam: int) -> Steps:
-            return ConstrainedSteps(start(model, src, mask, beam), constraint, words, limits, beam)
+            steps = start(model, src, mask, beam)
+            return ConstrainedSteps(steps, constraint, sources, limits, beam)
 
     if beam == 1:
         return greedy_search(model, sources, limit, extra=extra, start=begin)
@@ -201,7 +235,7 @@ def parse_sentences(
         sentences: The words of each.
         beam: Beam size; 1 is greedy decoding.
         alpha: Strength of the length penalty in beam search.
-        extra: Most symbols that a tree has more than its sentence tokens (§6.3).
+        extra: Most symbols that a tree, with its words, has more than its sentence words (§6.3).
         constrained: Generate only trees with as many leaves as words. Otherwise anything is
             generated, and repaired.
         max_tokens: Maximum source tokens of a batch, over all hypotheses.
@@ -213,42 +247,46 @@ def parse_sentences(
         ValueError: The beam or alpha is out of range.
     """
     check_search(beam, alpha)
-    limit, ids = system.config.max_len - 1, encode_sentences(system, sentences, name)
+    constraint = constraint_of(system) if constrained else None
+    limit, ids = system.config.max_len - 1, encode_sentences(system, sentences, name, extra)
     full = [i for i, tokens in enumerate(ids) if tokens]
     out: list[Parse | None] = [None] * len(sentences)
     lengths, most = [(len(ids[i]) + 1, 0) for i in full], max(max_tokens // beam, limit + 1)
     order = token_batches(lengths, most, shuffle=False)
-    constraint = constraint_of(system) if constrained else None
     search: dict[str, Any] = {"beam": beam, "alpha": alpha, "extra": extra}
     hidden = not progress or sys.stderr is None  # closed by the parent process
     bar = tqdm(total=len(full), unit="sentence", disable=hidden, file=sys.stderr)
     with bar, keep_decoder_weights(system.model, system.precision):
         for batch in order:
             chosen = [full[int(i)] for i in batch]
-            sources, counts = [ids[i] for i in chosen], [len(sentences[i]) for i in chosen]
-            found = best_symbols(system, sources, counts, constraint=constraint, **search)
+            found = best_symbols(system, [ids[i] for i in chosen], constraint=constraint, **search)
             for i, tokens in zip(chosen, found, strict=True):
-                symbols, words = system.tokenizers[1].tokens(tokens), list(sentences[i])
+                symbols = without_words(system.tokenizers[1].tokens(tokens))
+                words = list(sentences[i])
                 out[i] = Parse(delinearize(symbols, words), symbols, well_formed(symbols, words))
             bar.update(len(batch))
     return out
 
 
 def encode_sentences(
-    system: System, sentences: Sequence[Sequence[str]], name: str
+    system: System, sentences: Sequence[Sequence[str]], name: str, extra: int = EXTRA
 ) -> list[list[int]]:
-    """Return the tokens of each sentence.
+    """Return the words of each sentence as tokens.
 
     Raises:
-        CorpusError: A sentence is longer than half of the model's limit, so that a tree over it
-            may not fit.
+        CorpusError: A sentence is so long that no tree over it fits; or the parser is that of an
+            older version, without words in its trees.
     """
-    limit = system.config.max_len - 1
+    if not system.shared:
+        raise CorpusError(
+            "a parser of an older version, without words in its trees; train it again"
+        )
     ids = [system.tokenizers[0].encode(" ".join(words)) for words in sentences]
-    for number, (tokens, words) in enumerate(zip(ids, sentences, strict=True), 1):
-        if 2 * max(len(tokens), len(words)) > limit:
+    for number, tokens in enumerate(ids, 1):
+        limit = min(system.config.max_len - 1, len(tokens) + extra)
+        if 2 * len(tokens) + 3 > limit:  # words, tags, a bracket around them, and the end
             raise CorpusError(
-                f"{name}, line {number}: {len(tokens)} tokens, too many for trees of at most "
+                f"{name}, line {number}: {len(tokens)} words, too many for trees of at most "
                 f"{limit} symbols; split the line into sentences"
             )
     return ids

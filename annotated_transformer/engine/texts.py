@@ -12,10 +12,14 @@ from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import TokenPairs
-from annotated_transformer.data.symbols import SymbolTokenizer
 from annotated_transformer.data.text import MAX_SENTENCE
 from annotated_transformer.engine.config import DataOptions, OptimOptions, UsageError
-from annotated_transformer.engine.treebanks import is_parser
+from annotated_transformer.engine.treebanks import (
+    is_parser,
+    tree_vocabulary,
+    with_phrases,
+    with_words,
+)
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.translation.tokenizers import (
     BPETokenizer,
@@ -31,28 +35,27 @@ Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]
 def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tokenizers:
     """Learn source and target tokenizers from a training text, or return a prepared corpus's.
 
-    A parser has sub-words or words for the sentence, and whole symbols for the tree.
+    A parser has one vocabulary of whole words and symbols.
 
     Raises:
         UsageError: The text has too few sub-words or too many different characters.
     """
     if isinstance(text, Prepared):
         return text.tokenizer, text.tokenizer
+    if is_parser(text.languages):
+        symbols = tree_vocabulary(text, options.vocabulary)
+        return symbols, symbols
     if options.tokenizer == "words":
         first, second = text.languages
-        source = WordTokenizer.train(text.source, first)
-        if is_parser(text.languages):
-            return source, SymbolTokenizer.train(text.target)
-        return source, WordTokenizer.train(text.target, second)
+        return WordTokenizer.train(text.source, first), WordTokenizer.train(text.target, second)
     try:
-        other = () if is_parser(text.languages) else text.target
-        sentences = itertools.chain(text.source, other)
+        sentences = itertools.chain(text.source, text.target)
         lines = (line for line in sentences if len(line) <= MAX_SENTENCE)
         lowercase = options.tokenizer == "bpe-lower"
         shared = BPETokenizer.train(lines, options.vocabulary, lowercase=lowercase)
     except TokenizerError as error:
         raise UsageError(f"--vocabulary {options.vocabulary}: {error}") from None
-    return shared, SymbolTokenizer.train(text.target) if is_parser(text.languages) else shared
+    return shared, shared
 
 
 def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> TokenPairs:
@@ -62,7 +65,8 @@ def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> 
         CorpusError: A sentence is longer than ``max_len`` and should not be skipped.
     """
     source = [tokenizers[0].encode(line) for line in text.source]
-    target = [tokenizers[1].encode(line) for line in text.target]
+    lines = map(with_words, text.target, text.source) if is_parser(text.languages) else text.target
+    target = [tokenizers[1].encode(line) for line in lines]
     limit = options.max_len - 1  # one is for the end symbol
     keep = []
     for i, pair in enumerate(zip(source, target, strict=True)):
@@ -76,9 +80,9 @@ def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> 
             )
     if not keep:
         raise CorpusError(f"{text.name} {text.split}: all sentences are too long; raise --max-len")
-    lines = line_numbers(text)
+    numbers = line_numbers(text)
     source, target = ([side[i] for i in keep] for side in (source, target))
-    return TokenPairs.from_lists(source, target, [lines[i] for i in keep])
+    return TokenPairs.from_lists(source, target, [numbers[i] for i in keep])
 
 
 def line_numbers(text: ParallelText) -> list[int]:
@@ -102,8 +106,8 @@ def encoded(
     """
     if isinstance(texts, Prepared):
         return texts.tokens("train", verify=True), texts.tokens("val", verify=True)
-    train, valid = (encode(text, tokenizers, options) for text in texts)
-    return train, valid
+    train = with_phrases(texts[0]) if options.phrases else texts[0]
+    return encode(train, tokenizers, options), encode(texts[1], tokenizers, options)
 
 
 def longest(text: TokenPairs) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from annotated_transformer.data.corpora import SOURCES, ParallelText
 from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
+from annotated_transformer.data.symbols import SymbolTokenizer, shape
 from annotated_transformer.results.parsing import (
     Tree,
     clean,
@@ -23,6 +25,7 @@ from annotated_transformer.results.parsing import (
     well_formed,
 )
 
+MARKS = "()/"  # with which brackets and tags begin where words stand among them
 TREES = "trees"  # the target "language" of a parser
 LANGUAGES = ("en", TREES)
 FILES = {"train": (1, 159), "val": (160, 179), "test": (180, 199)}  # of the Penn sample
@@ -105,6 +108,31 @@ def cleaned(text: str, name: str) -> Iterator[Tree]:
     except ValueError as error:
         raise CorpusError(f"{name}: {error}") from None
     yield from (tree for tree in map(clean, found) if tree is not None)
+
+
+def with_words(line: str, sentence: str) -> str:
+    """Put its word before each tag of a tree: ``(NP the /DT cat /NN )NP``."""
+    left = iter(sentence.split())
+    return " ".join(s if s[0] in "()" else f"{next(left)} /{s}" for s in line.split())
+
+
+def without_words(symbols: Iterable[str]) -> list[str]:
+    """Return the symbols of a tree in which words stand, without these: ``(NP DT NN )NP``."""
+    return [symbol.removeprefix("/") for symbol in symbols if symbol[0] in MARKS]
+
+
+def tree_vocabulary(text: ParallelText, most: int) -> SymbolTokenizer:
+    """Return one vocabulary for words and trees.
+
+    Args:
+        text: Sentences, and their trees.
+        most: How many words to keep, the most frequent. The others are known by their shapes.
+    """
+    counts = Counter(word for line in text.source for word in line.split())
+    kept = [word for word, _ in counts.most_common(most) if word[0] not in MARKS]
+    shapes = sorted({shape(word) for word in counts.keys() - set(kept)})
+    symbols = sorted({s if s[0] in "()" else f"/{s}" for line in text.target for s in line.split()})
+    return SymbolTokenizer(list(dict.fromkeys([*symbols, *shapes, *kept])))
 
 
 def tree_lines(tree: Tree) -> tuple[str, str]:

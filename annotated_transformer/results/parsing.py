@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -390,28 +391,40 @@ class Symbols:
             raise ValueError(f"these symbols make no tree: give {what}")
 
 
-def unfinished(known: Symbols, prefix: Sequence[int], words: int) -> tuple[list[str], int, int]:
-    """Return the open labels, words to come, and openings in a row at the end."""
-    opened, row, used = list[str](), 0, 0
-    for symbol in prefix:
-        row = row + 1 if symbol in known.opening else 0
-        if row:
-            opened.append(known.opening[symbol])
-        elif symbol == known.closing.get(opened[-1] if opened else ""):
-            opened.pop()
-        else:
-            used += 1
-    return opened, words - used, row
+class Unfinished(NamedTuple):
+    """What is known of a tree while it is written.
+
+    Attributes:
+        opened: Labels of the open brackets, the outermost first.
+        words: Words so far.
+        row: Opening brackets in a row at the end.
+        symbols: Symbols so far.
+    """
+
+    opened: tuple[str, ...] = ()
+    words: int = 0
+    row: int = 0
+    symbols: int = 0
+
+    def then(self, symbol: int, known: Symbols) -> Unfinished:
+        """Return what is known after one more symbol, allowed where it stands."""
+        opened, words, row, symbols = self
+        if symbol in known.opening:
+            opened = (*opened, known.opening[symbol])
+            return Unfinished(opened, words, row + 1, symbols + 1)
+        if opened and symbol == known.closing[opened[-1]]:
+            return Unfinished(opened[:-1], words, 0, symbols + 1)
+        return Unfinished(opened, words + 1, 0, symbols + 1)
 
 
 class TreeConstraint(Symbols):
     """Which symbols may come next, so that the output becomes a tree; see ``Symbols``."""
 
-    def mask(self, prefix: Sequence[int], words: int, limit: int | None = None) -> Tensor:
+    def mask(self, tree: Unfinished, words: int, limit: int | None = None) -> Tensor:
         """Return which symbols may follow: boolean, shape ``(V,)``.
 
         Args:
-            prefix: The symbols so far, each allowed where it stands.
+            tree: What is known so far.
             words: Number of words of the sentence.
             limit: Most symbols, the end included: what opens can still close.
 
@@ -420,15 +433,15 @@ class TreeConstraint(Symbols):
         """
         if words < 1:
             raise ValueError(f"{words} words: a tree needs at least one word")
-        open_, left, row = unfinished(self, prefix, words)
-        shortest = len(prefix) + left + len(open_) + 3  # if one more opens
-        fits = limit is None or shortest <= limit or (not open_ and words > 1)
+        opened, left = tree.opened, words - tree.words
+        shortest = tree.symbols + left + len(opened) + 3  # if one more opens
+        fits = limit is None or shortest <= limit or (not opened and words > 1)
         allowed = torch.zeros(self.size, dtype=torch.bool)
-        if prefix and not open_:
+        if tree.symbols and not opened:
             allowed[self.eos] = True  # the tree is complete
         elif left > 0:
-            allowed[self.tags] = bool(open_) or words == 1
-            allowed[list(self.opening)] = row < self.most and fits
-        if open_ and not row and (left < 1 or len(open_) > 1):
-            allowed[self.closing[open_[-1]]] = True
+            allowed[self.tags] = bool(opened) or words == 1
+            allowed[list(self.opening)] = tree.row < self.most and fits
+        if opened and not tree.row and (left < 1 or len(opened) > 1):
+            allowed[self.closing[opened[-1]]] = True
         return allowed

@@ -16,7 +16,7 @@ from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.engine.treebanks import LANGUAGES, tree_lines
 from annotated_transformer.results.parsing import Tree, leaves, linearize, read_trees, tags
 from benchmarks import treebank
-from benchmarks.pcfg import INNER, Chart, Grammar, Options, is_tag, shape
+from benchmarks.pcfg import INNER, Chart, Grammar, Options, in_place, is_tag
 from benchmarks.treebank import baselines, best, right_branching, score
 
 TREES = read_trees(
@@ -128,11 +128,11 @@ def test_what_it_has_seen_it_parses_alike() -> None:
 
 
 def test_unknown_words_are_known_by_their_shape() -> None:
-    found = [shape(word, first=False) for word in ("1,000", "Smith", "barking", "x-ray", "USA")]
+    found = [in_place(word, first=False) for word in ("1,000", "Smith", "barking", "x-ray", "USA")]
     assert len(set(found)) == 5
-    assert shape("17", first=True) == shape("3.5", first=False)
-    assert shape("walking", first=False) == shape("talking", first=False)
-    assert shape("Dogs", first=True) != shape("Dogs", first=False)
+    assert in_place("17", first=True) == in_place("3.5", first=False)
+    assert in_place("walking", first=False) == in_place("talking", first=False)
+    assert in_place("Dogs", first=True) != in_place("Dogs", first=False)
     tree = Chart(Grammar(TREES, Options()), "the old mouse sleeps .".split()).tree()
     assert tree is not None
     assert tags(tree) == ["DT", "JJ", "NN", "VBZ", "."]

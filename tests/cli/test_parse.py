@@ -68,7 +68,7 @@ def test_the_record_keeps_the_brackets_of_every_sentence(parser: Path) -> None:
         matched, gold, test = map(sum, columns)
         assert gold == sum(line.count("(") for line in TREES) - sum(len(t.split()) for t in TEXT)
         assert found["f1"] == pytest.approx(200 * matched / (gold + test), abs=0.01)
-        assert (found["beam"], found["alpha"]) == (14, 0.3)  # all symbols that there are
+        assert (found["beam"], found["alpha"]) == (21, 0.3)
     assert scores["free"]["f1"] == scores["constrained"]["f1"] == 100
 
 
@@ -118,7 +118,7 @@ def test_free_decoding_repairs_and_says_how_often(
     assert main(["parse", str(parser), path, "--free", "--format", "brackets"]) == 0
     out, err = capsys.readouterr()
     system = load_system(parser)
-    found = parse_sentences(system, [line.split() for line in lines], beam=14, constrained=False)
+    found = parse_sentences(system, [line.split() for line in lines], constrained=False)
     broken = sum(parse is not None and not parse.well_formed for parse in found)
     assert broken  # else there is nothing to see
     assert err.splitlines()[0] == (
@@ -134,12 +134,12 @@ def test_free_decoding_repairs_and_says_how_often(
 def test_search_options(parser: Path, capsys: Capture) -> None:
     system, found = load_system(parser), set()
     sentence = "a dog sees a cat sees a cat ."
-    for options in ({"beam": 1}, {"beam": 3, "alpha": 2.0}, {"extra": 3}):
+    for options in ({"beam": 1}, {"beam": 3, "alpha": 2.0}, {"extra": 12}):
         words = [f"--{name}={value}" for name, value in options.items()]
         capsys.readouterr()
         args = ["--sentence", sentence, "--format", "brackets", "--quiet"]
         assert main(["parse", str(parser), *args, *words]) == 0
-        (wanted,) = parse_sentences(system, [sentence.split()], **{"beam": 14, **options})  # type: ignore[arg-type]
+        (wanted,) = parse_sentences(system, [sentence.split()], **options)
         assert wanted is not None
         out = capsys.readouterr().out
         assert out == f"{wanted.tree}\n"
@@ -156,7 +156,7 @@ def test_evaluate_gives_f1(parser: Path, files: list[str], capsys: Capture) -> N
         assert line.startswith(f"  {name}: F1 = 100.00 (100.00 to 100.00), precision 100.00")
     assert main(["evaluate", str(parser), "--test-files", *files]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("files test, beam 14, alpha 0.3, 3 sentences\n")
+    assert out.startswith("files test, beam 21, alpha 0.3, 3 sentences\n")
     assert f"parsed by {parser}/model.safetensors" in err
 
 
@@ -196,7 +196,7 @@ def test_what_is_no_parser_and_what_is_one(
     assert "--ensemble: not for a parser" in fails(capsys, "evaluate", parser, *words)
     assert "use the command evaluate" in fails(capsys, "ablation", parser)
     line = fails(capsys, "parse", parser, "--sentence", "a " * 40)
-    assert "--sentence, line 1: 40 tokens, too many for trees of at most 63 symbols" in line
+    assert "--sentence, line 1: 40 words, too many for trees of at most 63 symbols" in line
     line = fails(capsys, "parse", parser, files[0], "--format", "svg")
     assert f"--format svg: draws one sentence, and {files[0]} has 3" in line
     bad = write(tmp_path / "bad.trees", [TREES[0], TREES[0], TREES[2]])

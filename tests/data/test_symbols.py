@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from annotated_transformer.data.symbols import SymbolTokenizer, load_any_tokenizer
+from annotated_transformer.data.symbols import SymbolTokenizer, load_any_tokenizer, shape
 from annotated_transformer.notation import BOS, EOS, PAD, UNK
 from annotated_transformer.translation.tokenizers import BPETokenizer, TokenizerError
 
 LINES = ["(S (NP PRP )NP . )S", "(S (NP DT NN )NP )S", "(X NN NN )X"]
+ENTRIES = sorted(set(" ".join(LINES).split()))
 
 
-def test_symbols_are_whole_and_the_frequent_ones_first() -> None:
-    tokenizer = SymbolTokenizer.train(LINES)
-    assert set(tokenizer.entries) == set(" ".join(LINES).split())
-    counts = [" ".join(LINES).split().count(symbol) for symbol in tokenizer.entries]
-    assert counts == sorted(counts, reverse=True)
+def test_symbols_are_whole() -> None:
+    tokenizer = SymbolTokenizer(ENTRIES)
     for line in LINES:
         ids = tokenizer.encode(line)
         assert len(ids) == len(line.split())
@@ -31,8 +29,24 @@ def test_symbols_are_whole_and_the_frequent_ones_first() -> None:
         tokenizer.decode([len(tokenizer)])
 
 
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("dog", "<_>"), ("dogs", "<_s>"), ("walking", "<_ing>"), ("ing", "<_>"), ("Paris", "<C_s>"),
+        ("IBM", "<CA_>"), ("A", "<C_>"), ("3.5", "<number>"), ("1,000-2", "<number>"),
+        ("80s", "<d_s>"), ("well-known", "<-_>"), ("--", "<-_>"), ("Mid-1980", "<Cd-_>"),
+    ],
+)  # fmt: skip
+def test_a_word_that_is_not_known_has_a_shape(word: str, expected: str) -> None:
+    assert shape(word) == expected
+    tokenizer = SymbolTokenizer([*ENTRIES, expected])
+    assert tokenizer.tokens(tokenizer.encode(word)) == [expected]
+    assert SymbolTokenizer(ENTRIES).encode(word) == [UNK]
+    assert SymbolTokenizer([word, expected]).encode(word) == [4]
+
+
 def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
-    tokenizer, path = SymbolTokenizer.train(LINES), tmp_path / "target.json"
+    tokenizer, path = SymbolTokenizer(ENTRIES), tmp_path / "target.json"
     path.write_text(tokenizer.to_json(), encoding="utf-8")
     loaded = load_any_tokenizer(path)
     assert isinstance(loaded, SymbolTokenizer)

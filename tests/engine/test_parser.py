@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.parser import (
     Parse,
+    WordConstraint,
     best_symbols,
     constraint_of,
     f1,
@@ -23,10 +25,11 @@ from annotated_transformer.engine.parser import (
     score_parses,
 )
 from annotated_transformer.engine.system import System
+from annotated_transformer.engine.treebanks import MARKS, with_words, without_words
 from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.results.parsing import (
-    TreeConstraint,
+    Unfinished,
     delinearize,
     leaves,
     linearize,
@@ -37,6 +40,7 @@ from annotated_transformer.results.parsing import (
 )
 from annotated_transformer.translation.beam_search import length_penalty
 from annotated_transformer.translation.greedy import readable_steps
+from annotated_transformer.translation.tokenizers import BPETokenizer
 from tests.engine.parsers import small_parser
 
 SENTENCES = [["dogs"], ["a", "dog", "sleeps"], [], ["the", "dog", "sees", "it", "."]]
@@ -66,30 +70,34 @@ def test_the_fast_search_is_the_readable_one(beam: int, constrained: bool) -> No
     for seed in range(4):
         system = small_parser(seed)
         sources = [system.tokenizers[0].encode(" ".join(words)) for words in SENTENCES if words]
-        counts = [len(words) for words in SENTENCES if words]
         constraint = constraint_of(system) if constrained else None
         fast, readable = (
-            best_symbols(
-                system, sources, counts, beam=beam, extra=40, constraint=constraint, start=start
-            )
+            best_symbols(system, sources, beam=beam, extra=40, constraint=constraint, start=start)
             for start in (start_steps, readable_steps)
         )
         alone = [
-            best_symbols(system, [source], [count], beam=beam, extra=40, constraint=constraint)[0]
-            for source, count in zip(sources, counts, strict=True)
+            best_symbols(system, [source], beam=beam, extra=40, constraint=constraint)[0]
+            for source in sources
         ]
         assert fast == readable == alone
         assert any(fast)
 
 
-class Watched(TreeConstraint):
-    """A constraint that refuses a prefix with a symbol that was not allowed in its place."""
+class Watched(WordConstraint):
+    """A constraint that refuses a symbol that was not allowed in its place."""
 
-    def mask(self, prefix: Sequence[int], words: int, limit: int | None = None) -> torch.Tensor:
+    seen: dict[tuple[int, ...], int]
+
+    def after(self, tree: Unfinished, symbol: int) -> Unfinished:
+        """Return what is known after one more symbol."""
+        allowed = super().allowed
+        assert any(allowed(tree, words, limit)[symbol] for words, limit in self.seen.items())
+        return super().after(tree, symbol)
+
+    def allowed(self, tree: Unfinished, sentence: Sequence[int], limit: int) -> torch.Tensor:
         """Return what may follow."""
-        for place, token in enumerate(prefix):
-            assert super().mask(prefix[:place], words, limit)[token]
-        return super().mask(prefix, words, limit)
+        self.seen[tuple(sentence)] = limit
+        return super().allowed(tree, sentence, limit)
 
 
 @pytest.mark.parametrize("beam", [1, 6])
@@ -98,12 +106,10 @@ def test_the_constraint_is_asked_about_beginnings_of_trees_alone(beam: int) -> N
         system = small_parser(seed)
         tokenizer = system.tokenizers[1]
         watched = Watched(tokenizer.tokens(range(len(tokenizer))), EOS)
+        watched.seen = {}
         sources = [system.tokenizers[0].encode(" ".join(words)) for words in SENTENCES if words]
-        counts = [len(words) for words in SENTENCES if words]
         for start in (start_steps, readable_steps):
-            best_symbols(
-                system, sources, counts, beam=beam, extra=9, constraint=watched, start=start
-            )
+            best_symbols(system, sources, beam=beam, extra=9, constraint=watched, start=start)
 
 
 def test_the_limit_leaves_room_to_close_every_bracket() -> None:
@@ -112,12 +118,14 @@ def test_the_limit_leaves_room_to_close_every_bracket() -> None:
         words = ["a", "dog", "sleeps"]
         source = system.tokenizers[0].encode(" ".join(words))
         constraint = constraint_of(system)
-        for extra in (6 - len(source), 7 - len(source), 9 - len(source), 3):  # 6: the least
+        for extra in (6, 7, 9, 20):  # 6: three words, three tags, two brackets, and the end
             for beam in (1, 5):
                 (found,) = best_symbols(
-                    system, [source], [3], beam=beam, extra=extra, constraint=constraint
+                    system, [source], beam=beam, extra=extra, constraint=constraint
                 )
-                assert well_formed(system.tokenizers[1].tokens(found), words), (seed, extra)
+                symbols = system.tokenizers[1].tokens(found)
+                assert well_formed(without_words(symbols), words), (seed, extra)
+                assert [s for s in symbols if s[0] not in MARKS] == words
                 assert len(found) < len(source) + extra
 
 
@@ -125,49 +133,63 @@ def test_a_wide_constrained_beam_finds_the_most_probable_tree() -> None:
     """Beside the probability of every tree, and without its being normalized again."""
     kept, words = ("(S", ")S", "NN"), ["a", "b"]
     every = (s for n in range(4, 9) for s in itertools.product(kept, repeat=n))
-    trees = [list(symbols) for symbols in every if well_formed(symbols, words)]
+    trees = [with_words(" ".join(s), "a b") for s in every if well_formed(s, words)]
     assert len(trees) > 5
     found_longer = 0
     for seed in range(8):
         system = small_parser(seed)
         tokenizer = system.tokenizers[1]
-        others = [n for n, s in enumerate(tokenizer.tokens(range(14))) if s not in kept]
+        names = enumerate(tokenizer.tokens(range(len(tokenizer))))
+        others = [n for n, s in names if s not in ("(S", ")S", "/NN", "a", "b")]
         bias = system.model.get_parameter("generator.proj.bias")
         with torch.no_grad():
             bias[[n for n in others if n != EOS]] -= 90
         source = system.tokenizers[0].encode("a b")
-        room = 9 - len(source)  # eight symbols, and the end
+        room = 11 - len(source)  # eight symbols, two words, and the end
         (found,) = best_symbols(
             system,
             [source],
-            [len(words)],
             beam=14,
             alpha=0.0,
             extra=room,
             constraint=constraint_of(system),
         )
-        values = [log_probability(system, source, tokenizer.encode(" ".join(t))) for t in trees]
-        assert tokenizer.tokens(found) == trees[int(np.argmax(values))]
-        found_longer += len(found) > 4
+        values = [log_probability(system, source, tokenizer.encode(tree)) for tree in trees]
+        assert tokenizer.decode(found) == trees[int(np.argmax(values))]
+        found_longer += len(found) > 6
     assert 0 < found_longer < 8  # neither the shortest tree always nor never
 
 
 def log_probability(system: System, source: list[int], tokens: list[int]) -> float:
-    """Return the log-probability of an output, its end included, position by position."""
+    """Return the log-probability of an output, its end included, position by position.
+
+    A word counts with the probability that any word comes.
+    """
+    names = system.tokenizers[1].tokens(range(len(system.tokenizers[1])))
+    words = [n for n, name in enumerate(names) if name == "<unk>" or name[0] not in "()/<"]
+    words.append(names.index("<_>"))
     src = torch.tensor([[*source, EOS]])
     mask = torch.ones(1, 1, src.size(1), dtype=torch.bool)
     with torch.no_grad():
         steps = readable_steps(system.model, src, mask)
         total = 0.0
         for before, token in zip([BOS, *tokens], [*tokens, EOS], strict=True):
-            total += float(steps(torch.tensor([before])).log_softmax(-1)[0, token])
+            found = steps(torch.tensor([before])).softmax(-1)[0]
+            total += float(found[words].sum().log() if token in words else found[token].log())
     return total / length_penalty(len(tokens) + 1, 0.0)
 
 
 def test_a_sentence_that_is_too_long_is_named() -> None:
     system = small_parser()
-    with pytest.raises(CorpusError, match=r"text, line 2: \d+ tokens, too many .*split the line"):
+    with pytest.raises(CorpusError, match=r"text, line 2: 201 words, too many .*split the line"):
         parse_sentences(system, [["a"], ["bc"] * 200 + ["d"]], name="text")
+    with pytest.raises(CorpusError, match=r"text, line 1: 3 words, .* at most 8 symbols"):
+        parse_sentences(system, [["a", "dog", "sleeps"]], extra=5, name="text")
+    older = dataclasses.replace(system, tokenizers=(BPETokenizer([]), system.tokenizers[1]))
+    with pytest.raises(
+        CorpusError, match="an older parser, without words in its trees"
+    ):
+        parse_sentences(older, [["a"]])
     with pytest.raises(ValueError, match="beam 0"):
         parse_sentences(system, [["a"]], beam=0)
 

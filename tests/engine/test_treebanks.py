@@ -23,11 +23,15 @@ from annotated_transformer.engine.texts import learn_tokenizers
 from annotated_transformer.engine.treebanks import (
     FILES,
     LANGUAGES,
+    MARKS,
     TREEBANKS,
     check_trees,
     is_parser,
     load_treebank,
+    tree_vocabulary,
     with_phrases,
+    with_words,
+    without_words,
 )
 from annotated_transformer.notation import SPECIAL_TOKENS
 from annotated_transformer.results.parsing import delinearize, well_formed
@@ -84,6 +88,8 @@ def test_phrases_are_the_constituents_of_two_words_or_more() -> None:
 
 
 def test_phrases_are_for_parsers() -> None:
+    with pytest.raises(UsageError, match="--tokenizer: not for a parser"):
+        choose({"corpus": "grammar-trees", "tokenizer": "words"})
     with pytest.raises(UsageError, match="--phrases: is for a parser"):
         choose({"corpus": "grammar", "phrases": True})
     assert choose({"corpus": "grammar-trees", "pair": "en-trees", "phrases": True}).data.phrases
@@ -147,9 +153,36 @@ def test_trees_of_the_grammar() -> None:
 def test_the_recipe_of_the_grammars_trees_fits_them() -> None:
     text, options = load_treebank("grammar-trees", progress=False), load_recipe("grammar-trees")
     source, target = learn_tokenizers(text, options.data)
-    assert len(source) == options.data.vocabulary
-    symbols = {symbol for line in text.target for symbol in line.split()}
-    assert set(target.tokens(range(len(SPECIAL_TOKENS), len(target)))) == symbols
+    assert source is target
+    lines = map(with_words, text.target, text.source)
+    symbols = {symbol for line in lines for symbol in line.split()}
+    assert set(target.tokens(range(len(SPECIAL_TOKENS), len(target)))) == symbols  # all are kept
+    assert len(source) > options.data.vocabulary / 2
+
+
+def test_words_stand_in_the_tree_before_their_tags() -> None:
+    line, sentence = "(S (NP DT NN )NP (VP VBZ )VP . )S", "the dog sleeps ."
+    found = with_words(line, sentence)
+    assert found == "(S (NP the /DT dog /NN )NP (VP sleeps /VBZ )VP . /. )S"
+    assert without_words(found.split()) == line.split()
+    for source, target in load_treebank("grammar-trees", size=50):
+        symbols = with_words(target, source).split()
+        assert without_words(symbols) == target.split()
+        assert [symbol for symbol in symbols if symbol[0] not in MARKS] == source.split()
+
+
+def test_the_frequent_words_are_kept_and_the_others_known_by_their_shape() -> None:
+    words = ("a dog sees a dog", "a Dog barks", "it sees /dev it")
+    lines = ("(S DT NN VBZ DT NN )S", "(S DT NN VBZ )S", "(S PRP VBZ NN PRP )S")
+    text = ParallelText("own", "train", LANGUAGES, words, lines, "", ())
+    found = tree_vocabulary(text, 4)
+    assert found.tokens(found.encode("a dog sees it")) == ["a", "dog", "sees", "it"]
+    assert (
+        found.tokens(found.encode("barks Dog /dev cats Cat")) == "<_s> <C_> <_> <_s> <C_>".split()
+    )
+    assert found.tokens(found.encode("3")) == ["<unk>"]  # none of this shape was seen
+    assert found.decode(found.encode("(S )S /DT /NN /VBZ")) == "(S )S /DT /NN /VBZ"
+    assert len(found) == len(SPECIAL_TOKENS) + 2 + 4 + 3 + 4  # brackets, tags, shapes, words
 
 
 def text_of(*pairs: tuple[str, str]) -> ParallelText:

@@ -1,5 +1,6 @@
 """Trees, their symbols and their scores: back and forth, repaired, constrained, as EVALB counts."""
 
+import functools
 import gzip
 import os
 import re
@@ -19,6 +20,7 @@ from annotated_transformer.results.parsing import (
     Rules,
     Tree,
     TreeConstraint,
+    Unfinished,
     bare,
     bracket_score,
     clean,
@@ -198,7 +200,12 @@ def test_a_sentence_without_words_has_no_tree() -> None:
 def allowed(
     constraint: TreeConstraint, prefix: list[int], words: int, limit: int | None = None
 ) -> list[int]:
-    return constraint.mask(prefix, words, limit).nonzero()[:, 0].tolist()
+    return constraint.mask(known(constraint, prefix), words, limit).nonzero()[:, 0].tolist()
+
+
+def known(constraint: TreeConstraint, prefix: list[int]) -> Unfinished:
+    """Return what is known of a tree after these symbols."""
+    return functools.reduce(lambda tree, s: tree.then(s, constraint), prefix, Unfinished())
 
 
 def row_of_openings(symbols: list[str]) -> int:
@@ -225,7 +232,7 @@ def test_every_tree_is_allowed(tree: Tree) -> None:
     numbers = [*map(ALL.index, symbols), EOS]
     for place, number in enumerate(numbers):
         for limit in (None, len(numbers)):
-            mask = constraint.mask(numbers[:place], words, limit)
+            mask = constraint.mask(known(constraint, numbers[:place]), words, limit)
             assert mask.dtype == torch.bool
             assert mask.shape == (len(ALL),)
             assert mask[number]
@@ -263,7 +270,7 @@ def test_symbols_that_make_no_tree_are_refused() -> None:
         with pytest.raises(ValueError, match="make no tree"):
             TreeConstraint(symbols, EOS)
     with pytest.raises(ValueError, match="at least one word"):
-        TreeConstraint(ALL, EOS).mask([], 0)
+        TreeConstraint(ALL, EOS).mask(Unfinished(), 0)
 
 
 # --- scores ----------------------------------------------------------------------------------
@@ -508,4 +515,5 @@ def test_all_trees_of_the_sample_back_and_forth() -> None:
         if number % 40 == 0:
             numbers = [*map(vocabulary.index, symbols), EOS]
             for place in range(len(numbers)):
-                assert constraint.mask(numbers[:place], len(words))[numbers[place]]
+                so_far = known(constraint, numbers[:place])
+                assert constraint.mask(so_far, len(words))[numbers[place]]
