@@ -186,9 +186,7 @@ def test_a_sentence_that_is_too_long_is_named() -> None:
     with pytest.raises(CorpusError, match=r"text, line 1: 3 words, .* at most 8 symbols"):
         parse_sentences(system, [["a", "dog", "sleeps"]], extra=5, name="text")
     older = dataclasses.replace(system, tokenizers=(BPETokenizer([]), system.tokenizers[1]))
-    with pytest.raises(
-        CorpusError, match="an older parser, without words in its trees"
-    ):
+    with pytest.raises(CorpusError, match="an older parser, without words in its trees"):
         parse_sentences(older, [["a"]])
     with pytest.raises(ValueError, match="beam 0"):
         parse_sentences(system, [["a"]], beam=0)
