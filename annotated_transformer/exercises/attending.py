@@ -254,7 +254,7 @@ def _no_output(
     return multi_head(q, k, v, a, b, c, one, h, mask)
 
 
-MULTI_HEAD: Final = Exercise(
+MULTI_HEAD_ATTENTION: Final = Exercise(
     multi_head,
     [_multi_head_case(Draw(seed)) for seed in (1, 2, 5)],
     _multi_head_case,
@@ -300,7 +300,7 @@ def layer_products(n: int, d: int, *, projections: int = 4, own: int = 2, each: 
     return each * (projections * n * d**2 + own * n**2 * d)
 
 
-OPERATIONS: Final = Exercise(
+ATTENTION_PRODUCTS: Final = Exercise(
     layer_products,
     [(10, 4), (25, 512), (512, 512)],
     lambda draw: (draw.integer(1, 900), draw.integer(1, 900)),
@@ -315,16 +315,3 @@ OPERATIONS: Final = Exercise(
         "n and d swapped": lambda n, d: layer_products(d, n),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "attention": ATTENTION,
-    "window_mask": WINDOW_MASK,
-    "subsequent_mask": SUBSEQUENT_MASK,
-    "padding_mask": PADDING_MASK,
-    "split_heads": SPLIT_HEADS,
-    "join_heads": JOIN_HEADS,
-    "multi_head_attention": MULTI_HEAD,
-    "neighbourhood_mask": NEIGHBOURHOOD_MASK,
-    "attention_products": OPERATIONS,
-}

@@ -106,7 +106,7 @@ def _additive_case(draw: Draw) -> Case:
     return *x, draw.normal(d, hidden), draw.normal(d, hidden), 2 * draw.normal(hidden, 1)
 
 
-ADDITIVE: Final = Exercise(
+ADDITIVE_ATTENTION: Final = Exercise(
     additive_attention,
     [_additive_case(Draw(seed)) for seed in range(3)],
     _additive_case,
@@ -158,7 +158,7 @@ def _no_padding(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return causal_convolution(x, weight, bias)[:, len(weight) - 1 :]
 
 
-CONVOLUTION: Final = Exercise(
+CAUSAL_CONVOLUTION: Final = Exercise(
     causal_convolution,
     [_convolution_case(Draw(seed)) for seed in (1, 2, 4)],
     _convolution_case,
@@ -202,7 +202,7 @@ def _of_ratios(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
     return paired_interval(ours, theirs, t, log=lambda x: x)
 
 
-PAIRED: Final = Exercise(
+PAIRED_INTERVAL: Final = Exercise(
     paired_interval,
     [_prices_case(Draw(seed)) for seed in range(3)],
     _prices_case,
@@ -218,12 +218,3 @@ PAIRED: Final = Exercise(
         "not paired: the differences come first, then their spread": _not_paired,
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "lstm_step": LSTM_STEP,
-    "gru_step": GRU_STEP,
-    "additive_attention": ADDITIVE,
-    "causal_convolution": CONVOLUTION,
-    "paired_interval": PAIRED,
-}

@@ -46,7 +46,7 @@ def _windowed(network: str, distance: int, k: int) -> int:
     return layers_to_reach("windows" if network == "chain" else network, distance, k)
 
 
-PATHS: Final = Exercise(
+LAYERS_TO_REACH: Final = Exercise(
     layers_to_reach,
     [("windows", 4, 3), ("tree", 8, 2), ("clique", 1000, 3)],
     _path_case,
@@ -109,7 +109,7 @@ def _cost_case(draw: Draw) -> Case:
     return draw.integer(1, 80) / 2, draw.integer(2, 96), draw.random.choice([2.8, 3.7, 6.0, 9.5])
 
 
-COST: Final = Exercise(
+TRAINING_COST: Final = Exercise(
     training_cost,
     [(3.5, 8, 9.5), (1.0, 96, 2.8), (37.0, 8, 6.0)],
     _cost_case,
@@ -141,7 +141,7 @@ def _row_case(draw: Draw) -> Case:
     return *sizes, integer(1, 64), integer(1, 64), integer(5, 40_000)
 
 
-ROW: Final = Exercise(
+MODEL_PARAMETERS: Final = Exercise(
     model_parameters,
     [(6, 512, 2048, 8, 64, 64, 37_000), (6, 512, 2048, 8, 16, 64, 37_000), (2, 4, 3, 2, 1, 5, 7)],
     _row_case,
@@ -162,11 +162,3 @@ ROW: Final = Exercise(
             lambda N, d, f, h, k, v, V: model_parameters(N, d, f, 1, k, v, V),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "layers_to_reach": PATHS,
-    "one_query": ONE_QUERY,
-    "training_cost": COST,
-    "model_parameters": ROW,
-}

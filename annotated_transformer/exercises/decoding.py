@@ -51,7 +51,7 @@ def _without_end(*case: object) -> list[int]:
     return tokens[:-1] if tokens[-1] == END else tokens
 
 
-GREEDY: Final = Exercise(
+GREEDY_DECODE: Final = Exercise(
     greedy,
     [_greedy_case(Draw(seed)) for seed in (1, 2, 3)],
     _greedy_case,
@@ -255,12 +255,3 @@ BEST_ATTENDED: Final = Exercise(
     tolerance=1e-6,
     any_float=True,
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "greedy_decode": GREEDY,
-    "length_penalty": LENGTH_PENALTY,
-    "beam_step": BEAM_STEP,
-    "beam_search": BEAM_SEARCH,
-    "best_attended": BEST_ATTENDED,
-}

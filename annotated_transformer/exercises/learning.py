@@ -182,11 +182,3 @@ AVERAGE_GRADIENTS: Final = Exercise(
             lambda g, tokens: average_gradients(g, tokens) / len(g),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "shift_target": SHIFT_TARGET,
-    "token_batches": TOKEN_BATCHES,
-    "token_loss": TOKEN_LOSS,
-    "average_gradients": AVERAGE_GRADIENTS,
-}

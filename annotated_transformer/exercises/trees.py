@@ -53,19 +53,17 @@ EXAMPLES: Final[list[Case]] = [
     )
 ]
 
-EXERCISES: Final = {
-    "linearize": Exercise(
-        linearize,
-        EXAMPLES,
-        _case,
-        {
-            "closing brackets without their labels: write )NP, not )":
-                lambda tree: [s if s[0] != ")" else ")" for s in linearize(tree)],
-            "closing brackets missing": lambda tree: [s for s in linearize(tree) if s[0] != ")"],
-            "words kept: each word is replaced by its part of speech": _words_kept,
-            "brackets around the parts of speech, too": _bracketed_tags,
-            "turned around: the symbols go from left to right": lambda t: linearize(t)[::-1],
-            "only the outermost bracket: call yourself for each child": _flat,
-        },
-    ),
-}  # fmt: skip
+LINEARIZE: Final = Exercise(
+    linearize,
+    EXAMPLES,
+    _case,
+    {
+        "closing brackets without their labels: write )NP, not )":
+            lambda tree: [s if s[0] != ")" else ")" for s in linearize(tree)],
+        "closing brackets missing": lambda tree: [s for s in linearize(tree) if s[0] != ")"],
+        "words kept: each word is replaced by its part of speech": _words_kept,
+        "brackets around the parts of speech, too": _bracketed_tags,
+        "turned around: the symbols go from left to right": lambda t: linearize(t)[::-1],
+        "only the outermost bracket: call yourself for each child": _flat,
+    },
+)  # fmt: skip

@@ -262,13 +262,3 @@ AVERAGE_LAST: Final = Exercise(
             lambda states, k: _running(states[-k:]),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "learning_rate": LEARNING_RATE,
-    "adam_step": ADAM_STEP,
-    "label_smoothing": LABEL_SMOOTHING,
-    "dropout": DROPOUT,
-    "average_checkpoints": AVERAGE_CHECKPOINTS,
-    "average_last": AVERAGE_LAST,
-}

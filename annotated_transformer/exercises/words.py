@@ -48,7 +48,7 @@ def _merge_case(draw: Draw) -> Case:
     return symbols, tuple(draw.random.choices(["a", "b", "ab"], k=2))
 
 
-MERGE: Final = Exercise(
+BPE_MERGE: Final = Exercise(
     merge,
     [(list("lower"), ("e", "r")), (list("banana"), ("a", "n")), (list("aaa"), ("a", "a"))],
     _merge_case,
@@ -79,7 +79,7 @@ def _counts_case(draw: Draw) -> Case:
     return ({word: draw.integer(1, 9) for word in letters},)
 
 
-BEST_PAIR: Final = Exercise(
+BPE_BEST_PAIR: Final = Exercise(
     best_pair,
     [({"low": 5, "lower": 2, "newest": 6},), ({"aaaa": 1, "ab": 2},), ({"abc": 3, "cab": 4},)],
     _counts_case,
@@ -143,7 +143,7 @@ def _encode_case(draw: Draw) -> Case:
 
 
 LEARNED: Final = [("e", "r"), ("l", "o"), ("lo", "w"), ("low", "er")]
-ENCODE: Final = Exercise(
+BPE_ENCODE: Final = Exercise(
     encode,
     [("lowlower", LEARNED), ("abcab", [("b", "c"), ("a", "b")]),
      ("abc", [("a", "b"), ("b", "c"), ("a", "bc")])],
@@ -176,7 +176,7 @@ def _types(hypothesis: Words, reference: Words, n: int) -> tuple[int, int]:
     return len(found & set(ngrams(reference, n))), len(found)
 
 
-PRECISION: Final = Exercise(
+NGRAM_PRECISION: Final = Exercise(
     precision,
     [("the the the the".split(), "the cat sat on the mat".split(), 1),
      ("the cat sat".split(), "the cat sat on the mat".split(), 2),
@@ -252,12 +252,3 @@ BLEU: Final = Exercise(
         "hypotheses and references swapped": lambda h, r: bleu(r, h),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "bpe_merge": MERGE,
-    "bpe_best_pair": BEST_PAIR,
-    "bpe_encode": ENCODE,
-    "ngram_precision": PRECISION,
-    "bleu": BLEU,
-}
