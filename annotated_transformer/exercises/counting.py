@@ -34,18 +34,6 @@ def _path_case(draw: Draw) -> Case:
     return network, draw.integer(1, 60), draw.integer(2, 4)
 
 
-def _logarithm(network: str, distance: int, k: int) -> int:
-    return layers_to_reach(network, distance - (network == "tree" and distance > 1), k)
-
-
-def _crowd(network: str, distance: int, k: int) -> int:
-    return layers_to_reach("chain" if network == "clique" else network, distance, k)
-
-
-def _windowed(network: str, distance: int, k: int) -> int:
-    return layers_to_reach("windows" if network == "chain" else network, distance, k)
-
-
 LAYERS_TO_REACH: Final = Exercise(
     layers_to_reach,
     [("windows", 4, 3), ("tree", 8, 2), ("clique", 1000, 3)],
@@ -57,10 +45,13 @@ LAYERS_TO_REACH: Final = Exercise(
             partial(layers_to_reach, short=1),
         "the gaps of the tree double: they grow by the factor k":
             partial(layers_to_reach, gap=lambda layer, k: 2**layer),
-        "off by one: L layers of the tree reach k ** L - 1 positions back, not k ** L": _logarithm,
+        "off by one: L layers of the tree reach k ** L - 1 positions back, not k ** L":
+            lambda net, far, k: layers_to_reach(net, far - (net == "tree" and far > 1), k),
         "the tree is counted like plain windows": partial(layers_to_reach, gap=lambda *_: 1),
-        "the clique needs one step, however far apart the words are": _crowd,
-        "the chain has no windows: it takes a step for each position": _windowed,
+        "the clique needs one step, however far apart the words are":
+            lambda net, far, k: layers_to_reach("chain" if net == "clique" else net, far, k),
+        "the chain has no windows: it takes a step for each position":
+            lambda net, far, k: layers_to_reach("windows" if net == "chain" else net, far, k),
     },
 )  # fmt: skip
 
