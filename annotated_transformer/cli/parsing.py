@@ -150,10 +150,8 @@ def completion(words: Sequence[str]) -> str:
     if list(words[1:]) not in (["bash"], ["zsh"]):
         raise UsageError(f"{COMPLETION}: give bash or zsh")
     kinds: Any = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in KINDS.items()]
-    union, config = (
-        functools.reduce(operator.or_, kinds),
-        (*CONFIG, tyro.conf.OmitSubcommandPrefixes),
-    )
+    union = functools.reduce(operator.or_, kinds)
+    config = (*CONFIG, tyro.conf.OmitSubcommandPrefixes)
     box = io.StringIO()
     with contextlib.redirect_stdout(box), contextlib.suppress(SystemExit):
         tyro.cli(union, args=words, prog=NAME, config=config)

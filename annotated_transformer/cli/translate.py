@@ -113,9 +113,15 @@ class Decoder:
         return "\t".join([*columns, found.text]) + "\n"
 
     def warn(self, lines: Sequence[str], name: str, first: int = 1) -> None:
-        """Report words that the package's model has never seen."""
-        if self.pretrained is not None and not self.command.quiet:
-            warn_of_words(self.pretrained, lines, name, first)
+        """Report the words of a text that the package's model has never seen."""
+        if self.pretrained is None or self.command.quiet:
+            return
+        found = {number: self.pretrained.unknown(line) for number, line in enumerate(lines, first)}
+        told = [(number, words) for number, words in found.items() if words]
+        for number, words in told[:MOST_TOLD]:
+            log(f"{name}, line {number}: the model does not know {', '.join(words[:MOST_TOLD])}")
+        if more := len(told[MOST_TOLD:]):
+            log(f"{name}: {more} more lines have words that the model does not know")
 
 
 def live_input(command: Translate, source: Path) -> Callable[[int], bytes] | None:
@@ -184,16 +190,6 @@ def places(command: Translate | Parse) -> tuple[Path | None, Path]:
     if path is None or command.input != STANDARD or path.is_dir():
         return path, command.input
     return (None, path) if path.exists() or path == STANDARD else (path, STANDARD)
-
-
-def warn_of_words(pretrained: Pretrained, lines: Sequence[str], name: str, first: int = 1) -> None:
-    """Report the words of a text that the package's model has never seen."""
-    found = {number: pretrained.unknown(line) for number, line in enumerate(lines, first)}
-    told = [(number, words) for number, words in found.items() if words]
-    for number, words in told[:MOST_TOLD]:
-        log(f"{name}, line {number}: the model does not know {', '.join(words[:MOST_TOLD])}")
-    if more := len(told[MOST_TOLD:]):
-        log(f"{name}: {more} more lines have words that the model does not know")
 
 
 def read_text(path: Path, languages: str = "") -> tuple[list[str], str]:

@@ -398,7 +398,10 @@ def load_corpus(
     if size is not None and size < 1:
         raise CorpusError(f"{name}: the size must be at least 1, not {size}")
     if name == "grammar":
-        return _grammar_text(languages, split, size, seed)
+        pairs = grammar_pairs(split, size, seed)
+        source, target = ([each.text(language) for each in pairs] for language in languages)
+        origin = f"written by the grammar, seed {seed}"
+        return text_of_lines(source, target, languages, name=name, split=split, origin=origin)
     files = corpus_files(name, pair, split, mirror=mirror, cache=cache, progress=progress)
     read = partial(read_parallel, languages=languages, name=name, split=split)
     text = _joined([read(*paths, drop_blank=split == "train") for paths in files])
@@ -461,12 +464,3 @@ def text_of_lines(
         for language, side in zip(languages, (source, target), strict=True)
     )
     return ParallelText(name, split, languages, tuple(source), tuple(target), origin, checksums)
-
-
-def _grammar_text(
-    languages: tuple[str, str], split: str, size: int | None, seed: int
-) -> ParallelText:
-    pairs = grammar_pairs(split, size, seed)
-    source, target = ([pair.text(language) for pair in pairs] for language in languages)
-    origin = f"written by the grammar, seed {seed}"
-    return text_of_lines(source, target, languages, name="grammar", split=split, origin=origin)

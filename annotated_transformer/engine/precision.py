@@ -198,8 +198,7 @@ class CompiledLoss(nn.Module):
         self.model, self.most = FastModel(model), model.config and model.config.max_len
         # For each bucket: training and evaluation, with and without gradients.
         config: Any = torch._dynamo.config
-        name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-        setattr(config, name, max(getattr(config, name), 4 * (len(BUCKETS) + 1)))
+        config.recompile_limit = max(config.recompile_limit, 4 * (len(BUCKETS) + 1))
         self.compiled = torch.compile(
             self._outputs, backend=compiler, dynamic=False, fullgraph=True
         )

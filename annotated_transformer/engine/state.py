@@ -67,9 +67,8 @@ class TrainState:
         """Count an update."""
         self.updates, self.tokens = self.updates + 1, self.tokens + made.tokens
         self.learned += math.isfinite(made.grad_norm)
-        self.seconds, self.update_seconds = (
-            total + made.seconds for total in (self.seconds, self.update_seconds)
-        )
+        self.seconds += made.seconds
+        self.update_seconds += made.seconds
         self.flops += flops
         self.recent += made
         self.window.add(made, flops, rate)

@@ -10,7 +10,8 @@ from annotated_transformer.exercises.machinery import Result, report, run
 
 __all__ = ["GROUPS", "NAMES", "Exercise", "Result", "check", "find"]
 
-# Where each exercise is declared; a module is imported when one of its exercises is checked.
+# Where each exercise is declared, under its name in capitals; a module is imported when one of its
+# exercises is checked.
 MODULES: Final = {
     "layers": "layer_norm residual feed_forward sinusoid scaled_embedding layer_parameters",
     "attending": "attention window_mask subsequent_mask padding_mask split_heads join_heads "
@@ -39,8 +40,9 @@ def find(name: str) -> Exercise:
     if name not in NAMES:
         known = ", ".join(sorted([*NAMES, *GROUPS]))
         raise ValueError(f"there is no exercise {name!r}; choose among {known}")
-    exercises: dict[str, Exercise] = importlib.import_module(f"{__name__}.{NAMES[name]}").EXERCISES
-    return exercises[name]
+    module = importlib.import_module(f"{__name__}.{NAMES[name]}")
+    exercise: Exercise = getattr(module, name.upper())
+    return exercise
 
 
 def check(name: str, *yours: Any) -> Result:

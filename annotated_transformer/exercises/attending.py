@@ -201,16 +201,12 @@ def join_heads(x: Tensor) -> Tensor:
     return y
 
 
-def _joined_case(draw: Draw) -> Case:
-    return (draw.normal(*(draw.integer(1, 2), draw.integer(1, 3), draw.integer(2, 4), 2)),)
-
-
 JOIN_HEADS: Final = Exercise(
     join_heads,
     [(torch.arange(8.0).double().view(1, 2, 2, 2),),
      (torch.arange(18.0).double().view(1, 3, 3, 2),),
      (torch.arange(4.0).double().view(1, 1, 2, 2),)],
-    _joined_case,
+    lambda draw: (draw.normal(draw.integer(1, 2), draw.integer(1, 3), draw.integer(2, 4), 2),),
     {
         "transpose missing: positions are mixed with heads":
             lambda x: x.reshape(len(x), x.size(2), -1),
@@ -243,23 +239,13 @@ def _multi_head_case(draw: Draw) -> Case:
     return *x, *(draw.normal(h * d, h * d) for _ in range(4)), h, mask
 
 
-def _wide_scale(query: Tensor, h: int) -> float:
-    return float(h**-0.5)  # from √d_k to √d_model
-
-
-def _no_output(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, c: Tensor, _: Tensor, h: int, mask: Mask
-) -> Tensor:
-    one = torch.eye(len(c), dtype=c.dtype)
-    return multi_head(q, k, v, a, b, c, one, h, mask)
-
-
-MULTI_HEAD: Final = Exercise(
+MULTI_HEAD_ATTENTION: Final = Exercise(
     multi_head,
     [_multi_head_case(Draw(seed)) for seed in (1, 2, 5)],
     _multi_head_case,
     {
-        "scaled by the width of the model, not of a head": partial(multi_head, scale=_wide_scale),
+        "scaled by the width of the model, not of a head":
+            partial(multi_head, scale=lambda q, h: h**-0.5),  # from √d_k to √d_model
         "scale missing: divide by the root of a head's width":
             partial(multi_head, scale=lambda q, h: (q.size(-1) / h) ** 0.5),
         "one wide head: the projections are not split":
@@ -268,7 +254,8 @@ MULTI_HEAD: Final = Exercise(
         "heads interleaved": partial(multi_head, split=_interleaved),
         "heads joined wrongly: the transpose before the concatenation is missing":
             partial(multi_head, join=lambda x: x.reshape(len(x), x.size(2), -1)),
-        "W^O missing": _no_output,
+        "W^O missing":
+            lambda *a: multi_head(*[*a[:6], torch.eye(len(a[6])).to(a[6]), *a[7:]]),
         "mask ignored": lambda *a: multi_head(*a[:8]),
         "keys and values swapped":
             lambda q, k, v, a, b, c, *r: multi_head(q, v, k, a, b, c, *r),
@@ -300,7 +287,7 @@ def layer_products(n: int, d: int, *, projections: int = 4, own: int = 2, each: 
     return each * (projections * n * d**2 + own * n**2 * d)
 
 
-OPERATIONS: Final = Exercise(
+ATTENTION_PRODUCTS: Final = Exercise(
     layer_products,
     [(10, 4), (25, 512), (512, 512)],
     lambda draw: (draw.integer(1, 900), draw.integer(1, 900)),
@@ -315,16 +302,3 @@ OPERATIONS: Final = Exercise(
         "n and d swapped": lambda n, d: layer_products(d, n),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "attention": ATTENTION,
-    "window_mask": WINDOW_MASK,
-    "subsequent_mask": SUBSEQUENT_MASK,
-    "padding_mask": PADDING_MASK,
-    "split_heads": SPLIT_HEADS,
-    "join_heads": JOIN_HEADS,
-    "multi_head_attention": MULTI_HEAD,
-    "neighbourhood_mask": NEIGHBOURHOOD_MASK,
-    "attention_products": OPERATIONS,
-}

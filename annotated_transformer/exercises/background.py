@@ -106,7 +106,7 @@ def _additive_case(draw: Draw) -> Case:
     return *x, draw.normal(d, hidden), draw.normal(d, hidden), 2 * draw.normal(hidden, 1)
 
 
-ADDITIVE: Final = Exercise(
+ADDITIVE_ATTENTION: Final = Exercise(
     additive_attention,
     [_additive_case(Draw(seed)) for seed in range(3)],
     _additive_case,
@@ -146,32 +146,23 @@ def _convolution_case(draw: Draw) -> Case:
     return x, draw.normal(k, d, out), draw.normal(out)
 
 
-def _centred(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return causal_convolution(x, weight, bias, ahead=(len(weight) - 1) // 2)
-
-
-def _future(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return causal_convolution(x, weight, bias, ahead=len(weight) - 1)
-
-
-def _no_padding(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return causal_convolution(x, weight, bias)[:, len(weight) - 1 :]
-
-
-CONVOLUTION: Final = Exercise(
+CAUSAL_CONVOLUTION: Final = Exercise(
     causal_convolution,
     [_convolution_case(Draw(seed)) for seed in (1, 2, 4)],
     _convolution_case,
     {
-        "not causal: the window is centred, and sees later positions": _centred,
-        "not causal: padded on the right, the window sees later positions only": _future,
+        "not causal: the window is centred, and sees later positions":
+            lambda x, w, b: causal_convolution(x, w, b, ahead=(len(w) - 1) // 2),
+        "not causal: padded on the right, the window sees later positions only":
+            lambda x, w, b: causal_convolution(x, w, b, ahead=len(w) - 1),
         "off by one: the window ends with the position itself":
             partial(causal_convolution, ahead=-1),
         "off by one: the window sees the next position": partial(causal_convolution, ahead=1),
         "kernel reversed: its last matrix is for the position itself":
             partial(causal_convolution, flip=True),
         "bias missing": partial(causal_convolution, add=False),
-        "padding missing: the output is shorter than the input": _no_padding,
+        "padding missing: the output is shorter than the input":
+            lambda x, w, b: causal_convolution(x, w, b)[:, len(w) - 1 :],
     },
 )  # fmt: skip
 
@@ -198,11 +189,7 @@ def _not_paired(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
     return torch.stack([mean - reach, mean + reach])
 
 
-def _of_ratios(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
-    return paired_interval(ours, theirs, t, log=lambda x: x)
-
-
-PAIRED: Final = Exercise(
+PAIRED_INTERVAL: Final = Exercise(
     paired_interval,
     [_prices_case(Draw(seed)) for seed in range(3)],
     _prices_case,
@@ -210,7 +197,7 @@ PAIRED: Final = Exercise(
         "ratio the wrong way round: theirs is divided by ours":
             partial(paired_interval, turned=True),
         "natural logarithm: powers of two are asked for": partial(paired_interval, log=torch.log),
-        "logarithm missing": _of_ratios,
+        "logarithm missing": partial(paired_interval, log=lambda x: x),
         "standard deviation divided by n: the mean was estimated, so it is n - 1":
             partial(paired_interval, less=0),
         "not divided by the root of n: that is the spread of single runs":
@@ -218,12 +205,3 @@ PAIRED: Final = Exercise(
         "not paired: the differences come first, then their spread": _not_paired,
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "lstm_step": LSTM_STEP,
-    "gru_step": GRU_STEP,
-    "additive_attention": ADDITIVE,
-    "causal_convolution": CONVOLUTION,
-    "paired_interval": PAIRED,
-}

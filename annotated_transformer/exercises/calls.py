@@ -89,11 +89,8 @@ def _inputs(value: Any) -> Iterator[Tensor]:
     """Yield the floating-point tensors in a case."""
     if isinstance(value, Tensor) and value.is_floating_point():
         yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _inputs(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
             yield from _inputs(one)
 
 
@@ -115,15 +112,10 @@ def describe(error: Exception) -> Difference:
 def _grads(value: Any, inputs: list[Tensor]) -> tuple[Tensor, ...] | None:
     """Return gradients, or None if the result is not differentiable in any input."""
     outs = [one for one in _inputs(value) if one.requires_grad]
-    if not outs or not inputs:
+    if not outs:
         return None
-    total = torch.stack(
-        [(out * torch.linspace(0.5, 1.5, out.numel()).to(out).view_as(out)).sum() for out in outs]
-    ).sum()
-    found = torch.autograd.grad(total, inputs, allow_unused=True)
-    return tuple(
-        torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, found, strict=True)
-    )
+    weights = [torch.linspace(0.5, 1.5, out.numel()).to(out).view_as(out) for out in outs]
+    return torch.autograd.grad(outs, inputs, weights, materialize_grads=True)
 
 
 def call(answer: Answer, case: Case, exercise: Exercise, *, seed: int = 0) -> Outcome:

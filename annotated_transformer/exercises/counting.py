@@ -34,19 +34,7 @@ def _path_case(draw: Draw) -> Case:
     return network, draw.integer(1, 60), draw.integer(2, 4)
 
 
-def _logarithm(network: str, distance: int, k: int) -> int:
-    return layers_to_reach(network, distance - (network == "tree" and distance > 1), k)
-
-
-def _crowd(network: str, distance: int, k: int) -> int:
-    return layers_to_reach("chain" if network == "clique" else network, distance, k)
-
-
-def _windowed(network: str, distance: int, k: int) -> int:
-    return layers_to_reach("windows" if network == "chain" else network, distance, k)
-
-
-PATHS: Final = Exercise(
+LAYERS_TO_REACH: Final = Exercise(
     layers_to_reach,
     [("windows", 4, 3), ("tree", 8, 2), ("clique", 1000, 3)],
     _path_case,
@@ -57,10 +45,13 @@ PATHS: Final = Exercise(
             partial(layers_to_reach, short=1),
         "the gaps of the tree double: they grow by the factor k":
             partial(layers_to_reach, gap=lambda layer, k: 2**layer),
-        "off by one: L layers of the tree reach k ** L - 1 positions back, not k ** L": _logarithm,
+        "off by one: L layers of the tree reach k ** L - 1 positions back, not k ** L":
+            lambda net, far, k: layers_to_reach(net, far - (net == "tree" and far > 1), k),
         "the tree is counted like plain windows": partial(layers_to_reach, gap=lambda *_: 1),
-        "the clique needs one step, however far apart the words are": _crowd,
-        "the chain has no windows: it takes a step for each position": _windowed,
+        "the clique needs one step, however far apart the words are":
+            lambda net, far, k: layers_to_reach("chain" if net == "clique" else net, far, k),
+        "the chain has no windows: it takes a step for each position":
+            lambda net, far, k: layers_to_reach("windows" if net == "chain" else net, far, k),
     },
 )  # fmt: skip
 
@@ -109,7 +100,7 @@ def _cost_case(draw: Draw) -> Case:
     return draw.integer(1, 80) / 2, draw.integer(2, 96), draw.random.choice([2.8, 3.7, 6.0, 9.5])
 
 
-COST: Final = Exercise(
+TRAINING_COST: Final = Exercise(
     training_cost,
     [(3.5, 8, 9.5), (1.0, 96, 2.8), (37.0, 8, 6.0)],
     _cost_case,
@@ -141,7 +132,7 @@ def _row_case(draw: Draw) -> Case:
     return *sizes, integer(1, 64), integer(1, 64), integer(5, 40_000)
 
 
-ROW: Final = Exercise(
+MODEL_PARAMETERS: Final = Exercise(
     model_parameters,
     [(6, 512, 2048, 8, 64, 64, 37_000), (6, 512, 2048, 8, 16, 64, 37_000), (2, 4, 3, 2, 1, 5, 7)],
     _row_case,
@@ -162,11 +153,3 @@ ROW: Final = Exercise(
             lambda N, d, f, h, k, v, V: model_parameters(N, d, f, 1, k, v, V),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "layers_to_reach": PATHS,
-    "one_query": ONE_QUERY,
-    "training_cost": COST,
-    "model_parameters": ROW,
-}

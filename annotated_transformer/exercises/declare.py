@@ -173,8 +173,6 @@ def size(value: Any) -> int:
     """Return the size of a case, to find the smallest one that fails."""
     if isinstance(value, Tensor):
         return value.numel()
-    if isinstance(value, Mapping):
-        return sum(size(one) for one in value.values())
-    if isinstance(value, list | tuple):
-        return sum(size(one) for one in value)
+    if isinstance(value, Mapping | list | tuple):
+        return sum(map(size, value.values() if isinstance(value, Mapping) else value))
     return len(value) if isinstance(value, str) else abs(value) if isinstance(value, int) else 1

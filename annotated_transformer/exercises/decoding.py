@@ -51,7 +51,7 @@ def _without_end(*case: object) -> list[int]:
     return tokens[:-1] if tokens[-1] == END else tokens
 
 
-GREEDY: Final = Exercise(
+GREEDY_DECODE: Final = Exercise(
     greedy,
     [_greedy_case(Draw(seed)) for seed in (1, 2, 3)],
     _greedy_case,
@@ -69,17 +69,13 @@ GREEDY: Final = Exercise(
 )  # fmt: skip
 
 
-def plain_power(length: int, alpha: float) -> float:
-    """Return the length to the power of α, which is not the paper's penalty."""
-    return math.pow(length, alpha)
-
-
 LENGTH_PENALTY: Final = Exercise(
     length_penalty,
     [(1, 0.6), (7, 0.6), (20, 1.0)],
     lambda draw: (draw.integer(1, 60), 0.1 * draw.integer(0, 15)),
     {
-        "the length itself to the power of α, not (5 + length) / 6": plain_power,
+        "the length itself to the power of α, not (5 + length) / 6":
+            lambda n, alpha: math.pow(n, alpha),
         "α has the wrong sign": lambda n, alpha: length_penalty(n, -alpha),
         "off by one: (5 + length) / 6 is 1 for a length of 1":
             lambda n, alpha: length_penalty(n + 1, alpha),
@@ -130,10 +126,6 @@ def _beam_case(draw: Draw) -> Case:
     return -draw.normal(beam).abs(), draw.normal(beam, vocab).log_softmax(-1), beam
 
 
-def _added_probabilities(scores: Tensor, log_probs: Tensor, beam: int) -> Choice:
-    return beam_step(scores, log_probs.exp(), beam)
-
-
 BEAM_STEP: Final = Exercise(
     beam_step,
     [_beam_case(Draw(seed)) for seed in range(3)],
@@ -142,7 +134,8 @@ BEAM_STEP: Final = Exercise(
         "the best token of each hypothesis: take the best continuations over all hypotheses":
             _each,
         "the scores so far are not added": lambda s, p, beam: beam_step(0 * s, p, beam),
-        "probabilities added, not their logarithms": _added_probabilities,
+        "probabilities added, not their logarithms":
+            lambda s, p, beam: beam_step(s, p.exp(), beam),
         "the worst continuations": lambda s, p, beam: beam_step(-s, -p, beam),
         "hypotheses and tokens swapped": _exchanged,
         "wrong index of the hypothesis: divide by the size of the vocabulary": _by_hypotheses,
@@ -183,16 +176,13 @@ def _search_case(draw: Draw) -> Case:
     return step, START, END, draw.integer(2, 3), draw.integer(3, 5)
 
 
-def _beam_of_one(step: Step, start: int, end: int, beam: int, max_len: int) -> list[int]:
-    return beam_search(step, start, end, 1, max_len)
-
-
 BEAM_SEARCH: Final = Exercise(
     beam_search,
     [_search_case(Draw(seed)) for seed in (1, 2, 3)],
     _search_case,
     {
-        "greedy: only one hypothesis is kept": _beam_of_one,
+        "greedy: only one hypothesis is kept":
+            lambda s, a, e, beam, most: beam_search(s, a, e, 1, most),
         "finished hypotheses are continued": partial(beam_search, stop=False),
         "probabilities added, not their logarithms": partial(beam_search, probabilities=True),
         "divided by the length: use the plain log-probability":
@@ -255,12 +245,3 @@ BEST_ATTENDED: Final = Exercise(
     tolerance=1e-6,
     any_float=True,
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "greedy_decode": GREEDY,
-    "length_penalty": LENGTH_PENALTY,
-    "beam_step": BEAM_STEP,
-    "beam_search": BEAM_SEARCH,
-    "best_attended": BEST_ATTENDED,
-}

@@ -242,7 +242,7 @@ def _embedding_case(draw: Draw) -> Case:
     return draw.integers(0, vocab - 1, *shape), draw.normal(vocab, draw.integer(2, 6))
 
 
-EMBEDDING: Final = Exercise(
+SCALED_EMBEDDING: Final = Exercise(
     scaled_embedding,
     [_embedding_case(Draw(seed)) for seed in range(3)],
     _embedding_case,
@@ -267,7 +267,7 @@ def layer_parameters(
     return attention + network + norms * 2 * d_model
 
 
-PARAMETERS: Final = Exercise(
+LAYER_PARAMETERS: Final = Exercise(
     layer_parameters,
     [(512, 2048), (1024, 4096), (2, 3)],
     lambda draw: (draw.integer(1, 600), draw.integer(1, 3000)),
@@ -281,13 +281,3 @@ PARAMETERS: Final = Exercise(
         "biases and layer norms not counted": partial(layer_parameters, biases=0, norms=0),
     },
 )
-
-
-EXERCISES: Final = {
-    "layer_norm": LAYER_NORM,
-    "residual": RESIDUAL,
-    "feed_forward": FEED_FORWARD,
-    "sinusoid": SINUSOID,
-    "scaled_embedding": EMBEDDING,
-    "layer_parameters": PARAMETERS,
-}

@@ -59,11 +59,6 @@ def token_batches(
     return [*batches, batch] if batch and last else batches
 
 
-def _batches_case(draw: Draw) -> Case:
-    lengths = [draw.integer(1, 9) for _ in range(draw.integer(1, 9))]
-    return lengths, draw.integer(9, 24)
-
-
 def _one_by_one(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     size = max(1, max_tokens // max(lengths))
     return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
@@ -72,7 +67,7 @@ def _one_by_one(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 TOKEN_BATCHES: Final = Exercise(
     token_batches,
     [([3, 3, 3, 3], 6), ([2, 2, 5, 5, 1], 10), ([4, 1, 6], 12)],
-    _batches_case,
+    lambda draw: ([draw.integer(1, 9) for _ in range(draw.integer(1, 9))], draw.integer(9, 24)),
     {
         "off by one: a batch may be exactly full": partial(token_batches, strict=True),
         "padding not counted: a batch costs its longest sentence times its size":
@@ -113,10 +108,6 @@ def _mean_of_means(parts: Sequence[Part], pad: int) -> Tensor:
     return torch.stack([_losses(part, pad).mean() for part in parts]).mean()
 
 
-def _by_sentences(parts: Sequence[Part], pad: int) -> Tensor:
-    return token_sum(parts, pad) / sum(len(target) for _, target in parts)
-
-
 def token_sum(parts: Sequence[Part], pad: int) -> Tensor:
     """Return the summed loss, which is not divided by anything."""
     return torch.cat([_losses(part, pad) for part in parts]).sum()
@@ -136,7 +127,8 @@ TOKEN_LOSS: Final = Exercise(
         "sum, not divided by the number of tokens": token_sum,
         "mean over the micro-batches: sum divided by their number, not by the tokens":
             lambda parts, pad: token_sum(parts, pad) / len(parts),
-        "divided by the number of sentences, not of tokens": _by_sentences,
+        "divided by the number of sentences, not of tokens":
+            lambda parts, pad: token_sum(parts, pad) / sum(len(target) for _, target in parts),
         "sign: the loss is minus the log-probability": lambda *a: -token_loss(*a),
         "sum of the micro-batches' means: divide by the tokens of the whole update":
             lambda parts, pad: _mean_of_means(parts, pad) * len(parts),
@@ -182,11 +174,3 @@ AVERAGE_GRADIENTS: Final = Exercise(
             lambda g, tokens: average_gradients(g, tokens) / len(g),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "shift_target": SHIFT_TARGET,
-    "token_batches": TOKEN_BATCHES,
-    "token_loss": TOKEN_LOSS,
-    "average_gradients": AVERAGE_GRADIENTS,
-}

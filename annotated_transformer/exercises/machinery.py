@@ -60,11 +60,6 @@ class Result:
         """Show nothing, because ``check`` has already printed the result."""
 
 
-def _seed(name: str, number: int) -> int:
-    """Return the seed of a case, the same in every run and for any order of calls."""
-    return zlib.crc32(f"{name} {number}".encode())
-
-
 @dataclass
 class Trial:
     """The outcomes of all cases tried."""
@@ -78,7 +73,8 @@ def _try_cases(name: str, exercise: Exercise, answer: Answer) -> Trial:
     trial = Trial([], [])
     end = time.process_time() + SECONDS
     for number in range(len(exercise.examples) + CASES):
-        seed, late = _seed(name, number), time.process_time() > end
+        seed = zlib.crc32(f"{name} {number}".encode())  # the same in every run, for any order
+        late = time.process_time() > end
         random_number = number - len(exercise.examples)
         if random_number < 0:
             case = exercise.examples[number]

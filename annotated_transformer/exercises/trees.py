@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from annotated_transformer.exercises.declare import Case, Draw, Exercise
+from annotated_transformer.exercises.declare import Draw, Exercise
 from annotated_transformer.results.parsing import Tree, leaves, linearize, read_trees, tags
 
 LABELS: Final = ("S", "NP", "VP", "PP")
@@ -21,10 +21,6 @@ def _random_tree(draw: Draw, depth: int) -> Tree:
             tag, word = WORDS[draw.integer(0, len(WORDS) - 1)]
             parts.append(Tree(tag, (word,)))
     return Tree(LABELS[draw.integer(0, len(LABELS) - 1)], tuple(parts))
-
-
-def _case(draw: Draw) -> Case:
-    return (_random_tree(draw, draw.integer(1, 3)),)
 
 
 def _bracketed_tags(tree: Tree) -> list[str]:
@@ -44,28 +40,22 @@ def _flat(tree: Tree) -> list[str]:
     return [f"({tree.label}", *tags(tree), f"){tree.label}"]
 
 
-EXAMPLES: Final[list[Case]] = [
-    (tree,)
-    for tree in read_trees(
-        "(NP (DT the) (NN baker))"
-        "(S (NP (DT the) (NN baker)) (VP (VBZ sleeps)))"
-        "(S (VP (VBZ sleeps) (PP (IN on) (NP (NN bread)))))"
-    )
-]
-
-EXERCISES: Final = {
-    "linearize": Exercise(
-        linearize,
-        EXAMPLES,
-        _case,
-        {
-            "closing brackets without their labels: write )NP, not )":
-                lambda tree: [s if s[0] != ")" else ")" for s in linearize(tree)],
-            "closing brackets missing": lambda tree: [s for s in linearize(tree) if s[0] != ")"],
-            "words kept: each word is replaced by its part of speech": _words_kept,
-            "brackets around the parts of speech, too": _bracketed_tags,
-            "turned around: the symbols go from left to right": lambda t: linearize(t)[::-1],
-            "only the outermost bracket: call yourself for each child": _flat,
-        },
-    ),
-}  # fmt: skip
+EXAMPLES: Final = (
+    "(NP (DT the) (NN baker))"
+    "(S (NP (DT the) (NN baker)) (VP (VBZ sleeps)))"
+    "(S (VP (VBZ sleeps) (PP (IN on) (NP (NN bread)))))"
+)
+LINEARIZE: Final = Exercise(
+    linearize,
+    [(tree,) for tree in read_trees(EXAMPLES)],
+    lambda draw: (_random_tree(draw, draw.integer(1, 3)),),
+    {
+        "closing brackets without their labels: write )NP, not )":
+            lambda tree: [s if s[0] != ")" else ")" for s in linearize(tree)],
+        "closing brackets missing": lambda tree: [s for s in linearize(tree) if s[0] != ")"],
+        "words kept: each word is replaced by its part of speech": _words_kept,
+        "brackets around the parts of speech, too": _bracketed_tags,
+        "turned around: the symbols go from left to right": lambda t: linearize(t)[::-1],
+        "only the outermost bracket: call yourself for each child": _flat,
+    },
+)  # fmt: skip

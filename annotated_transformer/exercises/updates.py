@@ -12,7 +12,7 @@ from torch import Tensor
 
 from annotated_transformer.exercises.declare import Case, Draw, Exercise
 from annotated_transformer.training.optimizer import rate
-from annotated_transformer.training.regularization import smoothed_target
+from annotated_transformer.training.regularization import Variant, smoothed_target
 
 State = Mapping[str, Tensor]
 
@@ -104,34 +104,17 @@ ADAM_STEP: Final = Exercise(
 )  # fmt: skip
 
 
-def smoothed(gold: Tensor, vocab: int, epsilon: float, pad: int) -> Tensor:
+def smoothed(
+    gold: Tensor, vocab: int, epsilon: float, pad: int, *, variant: Variant = "paper"
+) -> Tensor:
     """Return the smoothed distributions of ``gold (tokens,)``; zero for padding."""
     dtype = torch.float64
-    return smoothed_target(gold, vocab, epsilon, padding_idx=pad, dtype=dtype)
+    return smoothed_target(gold, vocab, epsilon, variant=variant, padding_idx=pad, dtype=dtype)
 
 
-def _others(gold: Tensor, vocab: int, epsilon: float, pad: int) -> Tensor:
-    dtype = torch.float64
-    return smoothed_target(gold, vocab, epsilon, variant="others", padding_idx=pad, dtype=dtype)
-
-
-def _article(gold: Tensor, vocab: int, epsilon: float, pad: int) -> Tensor:
-    dtype = torch.float64
-    return smoothed_target(gold, vocab, epsilon, variant="article", padding_idx=pad, dtype=dtype)
-
-
-def _more_than_one(gold: Tensor, vocab: int, epsilon: float, pad: int) -> Tensor:
-    dist = torch.full((len(gold), vocab), epsilon / vocab, dtype=torch.float64)
-    dist[torch.arange(len(gold)), gold] = 1 - epsilon
-    return dist.masked_fill((gold == pad).unsqueeze(1), 0.0)
-
-
-def _no_padding(gold: Tensor, vocab: int, epsilon: float, pad: int) -> Tensor:
-    return smoothed(gold, vocab, epsilon, -1)
-
-
-def _undivided(gold: Tensor, vocab: int, epsilon: float, pad: int) -> Tensor:
-    dist = torch.full((len(gold), vocab), epsilon, dtype=torch.float64)
+def _wrong_sum(gold: Tensor, vocab: int, epsilon: float, pad: int, *, divide: bool) -> Tensor:
+    share = epsilon / vocab if divide else epsilon
+    dist = torch.full((len(gold), vocab), share, dtype=torch.float64)
     dist[torch.arange(len(gold)), gold] = 1 - epsilon
     return dist.masked_fill((gold == pad).unsqueeze(1), 0.0)
 
@@ -147,12 +130,15 @@ LABEL_SMOOTHING: Final = Exercise(
      (torch.tensor([1, 2, 3]), 6, 0.0, 0)],
     _smoothing_case,
     {
-        "ε spread over the other tokens alone; the paper's source spreads it over all": _others,
+        "ε spread over the other tokens alone; the paper's source spreads it over all":
+            partial(smoothed, variant="others"),
         "ε spread over all but the right token and padding, as in The Annotated Transformer":
-            _article,
-        "the right token gets 1 − ε and no share of ε: the sum is below 1": _more_than_one,
-        "padding rows not zero: a padding token counts for nothing": _no_padding,
-        "ε is not divided among the tokens": _undivided,
+            partial(smoothed, variant="article"),
+        "the right token gets 1 − ε and no share of ε: the sum is below 1":
+            partial(_wrong_sum, divide=True),
+        "padding rows not zero: a padding token counts for nothing":
+            lambda gold, vocab, eps, pad: smoothed(gold, vocab, eps, -1),
+        "ε is not divided among the tokens": partial(_wrong_sum, divide=False),
         "no smoothing at all": lambda gold, vocab, eps, pad: smoothed(gold, vocab, 0.0, pad),
         "ε and 1 − ε swapped": lambda gold, vocab, eps, pad: smoothed(gold, vocab, 1 - eps, pad),
     },
@@ -262,13 +248,3 @@ AVERAGE_LAST: Final = Exercise(
             lambda states, k: _running(states[-k:]),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "learning_rate": LEARNING_RATE,
-    "adam_step": ADAM_STEP,
-    "label_smoothing": LABEL_SMOOTHING,
-    "dropout": DROPOUT,
-    "average_checkpoints": AVERAGE_CHECKPOINTS,
-    "average_last": AVERAGE_LAST,
-}

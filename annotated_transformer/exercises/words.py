@@ -35,12 +35,8 @@ def _from_the_right(symbols: Words, pair: Pair) -> list[str]:
 
 
 def _overlapping(symbols: Words, pair: Pair) -> list[str]:
-    found, i = [], 0
-    while i < len(symbols):
-        joined = tuple(symbols[i : i + 2]) == pair
-        found.append("".join(pair) if joined else symbols[i])
-        i += 1
-    return found
+    here = [tuple(symbols[i : i + 2]) == pair for i in range(len(symbols))]
+    return ["".join(pair) if joined else s for s, joined in zip(symbols, here, strict=True)]
 
 
 def _merge_case(draw: Draw) -> Case:
@@ -48,7 +44,7 @@ def _merge_case(draw: Draw) -> Case:
     return symbols, tuple(draw.random.choices(["a", "b", "ab"], k=2))
 
 
-MERGE: Final = Exercise(
+BPE_MERGE: Final = Exercise(
     merge,
     [(list("lower"), ("e", "r")), (list("banana"), ("a", "n")), (list("aaa"), ("a", "a"))],
     _merge_case,
@@ -79,7 +75,7 @@ def _counts_case(draw: Draw) -> Case:
     return ({word: draw.integer(1, 9) for word in letters},)
 
 
-BEST_PAIR: Final = Exercise(
+BPE_BEST_PAIR: Final = Exercise(
     best_pair,
     [({"low": 5, "lower": 2, "newest": 6},), ({"aaaa": 1, "ab": 2},), ({"abc": 3, "cab": 4},)],
     _counts_case,
@@ -96,11 +92,11 @@ BEST_PAIR: Final = Exercise(
 )  # fmt: skip
 
 
-def encode(word: str, merges: Sequence[Pair]) -> list[str]:
+def encode(word: str, merges: Sequence[Pair], *, most: int = 10**9) -> list[str]:
     """Apply the merges to the letters of a word, in the order in which they were learned."""
     symbols = list(word)
     for pair in merges:
-        symbols = merge(symbols, pair)
+        symbols = merge(symbols, pair, most=most)
     return symbols
 
 
@@ -124,13 +120,6 @@ def _longest(word: str, merges: Sequence[Pair]) -> list[str]:
     return found
 
 
-def _once(word: str, merges: Sequence[Pair]) -> list[str]:
-    symbols = list(word)
-    for pair in merges:
-        symbols = merge(symbols, pair, most=1)
-    return symbols
-
-
 def _encode_case(draw: Draw) -> Case:
     """Draw merges as BPE would learn them, from symbols that exist by then."""
     pieces, merges = ["a", "b", "c"], []
@@ -143,7 +132,7 @@ def _encode_case(draw: Draw) -> Case:
 
 
 LEARNED: Final = [("e", "r"), ("l", "o"), ("lo", "w"), ("low", "er")]
-ENCODE: Final = Exercise(
+BPE_ENCODE: Final = Exercise(
     encode,
     [("lowlower", LEARNED), ("abcab", [("b", "c"), ("a", "b")]),
      ("abc", [("a", "b"), ("b", "c"), ("a", "bc")])],
@@ -152,7 +141,7 @@ ENCODE: Final = Exercise(
         "the leftmost pair first: merges go in the order in which they were learned": _leftmost,
         "the longest piece first: merges go in the order in which they were learned": _longest,
         "merges in reverse order": lambda word, merges: encode(word, merges[::-1]),
-        "each merge only once in a word": _once,
+        "each merge only once in a word": partial(encode, most=1),
         "only the first merge": lambda word, merges: encode(word, merges[:1]),
         "off by one: the last merge is left out": lambda word, merges: encode(word, merges[:-1]),
         "letters alone: no merge is applied": lambda word, merges: list(word),
@@ -176,7 +165,7 @@ def _types(hypothesis: Words, reference: Words, n: int) -> tuple[int, int]:
     return len(found & set(ngrams(reference, n))), len(found)
 
 
-PRECISION: Final = Exercise(
+NGRAM_PRECISION: Final = Exercise(
     precision,
     [("the the the the".split(), "the cat sat on the mat".split(), 1),
      ("the cat sat".split(), "the cat sat on the mat".split(), 2),
@@ -252,12 +241,3 @@ BLEU: Final = Exercise(
         "hypotheses and references swapped": lambda h, r: bleu(r, h),
     },
 )  # fmt: skip
-
-
-EXERCISES: Final = {
-    "bpe_merge": MERGE,
-    "bpe_best_pair": BEST_PAIR,
-    "bpe_encode": ENCODE,
-    "ngram_precision": PRECISION,
-    "bleu": BLEU,
-}

@@ -104,15 +104,12 @@ class _LayerCache:
     def __init__(self, weights: _LayerWeights, memory: Tensor, rows: Rows, beam: int) -> None:
         self.weights, self.beam = weights, beam
         own, h = weights.own, weights.source.h
-        both = rows.unpack(
-            weights.remember(memory)
-        )  # (sentences, m, h * (d_k + d_v)), 0 at padding
+        # (sentences, m, h * (d_k + d_v)), 0 at padding
+        both = rows.unpack(weights.remember(memory))
         sizes = [h * weights.source.d_k, h * weights.source.d_v]
+        # each (sentences, h, m, d)
         k, v = (x.unflatten(2, (h, -1)).transpose(1, 2) for x in both.split(sizes, dim=-1))
-        self.source_keys, self.source_values = (
-            k.contiguous(),
-            v.contiguous(),
-        )  # (sentences, h, m, d)
+        self.source_keys, self.source_values = k.contiguous(), v.contiguous()
         shape = (len(k), own.h, 0, beam)  # of the target: (sentences, h, positions, beam, d)
         self.keys, self.values = k.new_empty(*shape, own.d_k), v.new_empty(*shape, own.d_v)
 

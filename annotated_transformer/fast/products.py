@@ -6,9 +6,10 @@ import contextlib
 import ctypes
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from timeit import timeit
 from typing import Literal
 
 import torch
@@ -75,17 +76,10 @@ def _seconds(repeats: int = 5) -> tuple[float, float]:
         for _ in range(repeats):
             for precision, found in times.items():
                 torch.set_float32_matmul_precision(precision)
-                found.append(_time(lambda a=a, b=b: matmul(a, b)))  # type: ignore[misc]
+                found.append(timeit(partial(matmul, a, b), number=1))
         for precision, found in times.items():
             total[precision] += min(found)
     return total["highest"], total["medium"]
-
-
-def _time(work: Callable[[], Tensor]) -> float:
-    """Return the seconds that ``work`` takes once."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def choose_products() -> Products:
