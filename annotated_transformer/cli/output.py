@@ -19,6 +19,11 @@ LONGEST = 500  # characters of an error
 STANDARD = Path("-")  # the standard input or output
 
 
+def has_bar(quiet: bool, output: Path) -> bool:
+    """Whether a command draws its progress: not between the lines of a pipe that it writes to."""
+    return not quiet and (output != STANDARD or (sys.stderr is not None and sys.stderr.isatty()))
+
+
 def log(text: str) -> None:
     """Print a message to standard error, if it can be written."""
     if sys.stderr is not None:  # closed by the parent process

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from annotated_transformer.cli.options import Parse
-from annotated_transformer.cli.output import NAME, STANDARD, check_target, deliver, log
-from annotated_transformer.cli.systems import beam_and_alpha, has_bar, open_system
+from annotated_transformer.cli.output import NAME, STANDARD, check_target, deliver, has_bar, log
+from annotated_transformer.cli.systems import beam_and_alpha, open_system
 from annotated_transformer.cli.translate import files_of, places, read_text
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.parser import Parse as Found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from annotated_transformer.cli.options import Score, Search
-from annotated_transformer.cli.output import check_target, deliver, log
-from annotated_transformer.cli.systems import has_bar, open_systems
+from annotated_transformer.cli.output import check_target, deliver, has_bar, log
+from annotated_transformer.cli.systems import open_systems
 from annotated_transformer.cli.translate import files_of
 from annotated_transformer.data.corpora import read_parallel
 from annotated_transformer.engine.scoring import PairScore, score_pairs

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from annotated_transformer.cli.options import Search
-from annotated_transformer.cli.output import STANDARD
 from annotated_transformer.data.corpora import CORPORA, ParallelText, load_corpus
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine.checkpoints import (
@@ -55,11 +53,6 @@ def load_split(
     if corpus in TREEBANKS:
         return load_treebank(corpus, pair, split, mirror=mirror, size=size, progress=bar)
     return load_corpus(corpus, pair, split, mirror=mirror, size=size, progress=bar)
-
-
-def has_bar(quiet: bool, output: Path) -> bool:
-    """Whether a command draws its progress: not between the lines of a pipe that it writes to."""
-    return not quiet and (output != STANDARD or (sys.stderr is not None and sys.stderr.isatty()))
 
 
 def check_mirror(corpus: str, mirror: Path | None) -> None:

@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from annotated_transformer.cli.options import Parse, Sampled, Translate
-from annotated_transformer.cli.output import STANDARD, check_target, deliver, log, print_error
-from annotated_transformer.cli.systems import beam_and_alpha, has_bar, open_pretrained, open_systems
+from annotated_transformer.cli.output import (
+    STANDARD,
+    check_target,
+    deliver,
+    has_bar,
+    log,
+    print_error,
+)
+from annotated_transformer.cli.systems import beam_and_alpha, open_pretrained, open_systems
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import live_lines, read_lines
 from annotated_transformer.engine.config import UsageError, flag
