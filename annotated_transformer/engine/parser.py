@@ -17,7 +17,7 @@ from tqdm import tqdm
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.system import System
-from annotated_transformer.engine.treebanks import MARKS, without_words
+from annotated_transformer.engine.treebanks import MARKS, safe_words, without_words
 from annotated_transformer.fast.decoding import keep_decoder_weights, start_steps
 from annotated_transformer.fast.search import best_continuations
 from annotated_transformer.notation import EOS, UNK
@@ -42,7 +42,7 @@ from annotated_transformer.translation.greedy import (
     rows_of_parents,
 )
 
-DUE = -1  # instead of the openings in a row: the newest word has no tag yet
+DUE = -1  # the value of ``row`` while the newest word has no tag yet
 BEAM, ALPHA, EXTRA = 21, 0.3, 300  # the paper's search
 
 
@@ -52,8 +52,8 @@ class Parse:
 
     Attributes:
         tree: A tree over exactly the sentence's words.
-        symbols: What the model generated.
-        well_formed: Whether that was such a tree before any repair.
+        symbols: What the model generated, without the words.
+        well_formed: Whether that was a tree over as many words before any repair.
     """
 
     tree: Tree
@@ -88,7 +88,7 @@ class WordConstraint(TreeConstraint):
         return allowed
 
     def told(self, log_probs: Tensor) -> Tensor:
-        """Give each word the probability of all, because the sentence tells which one it is."""
+        """Give every word the summed probability of all, in place: it is known which one comes."""
         log_probs[:, self.words] = log_probs[:, self.words].logsumexp(1, keepdim=True)
         return log_probs
 
@@ -96,13 +96,13 @@ class WordConstraint(TreeConstraint):
 class ConstrainedSteps(Steps):
     """Steps whose impossible continuations have no probability, whatever the model thinks.
 
-    The other probabilities stay as they are: they are not made to sum to 1 again, because then a
-    hypothesis whose likely continuations are all impossible would be rewarded.
+    The others are not made to sum to 1 again, because then a hypothesis whose likely continuations
+    are all impossible would be rewarded. So search with ``continue_as_given``.
 
     Args:
         steps: Those of the model.
         constraint: What makes a tree.
-        sources: The words of each sentence.
+        sources: The tokens of each sentence.
         limits: Most symbols of each sentence's tree, the end symbol included.
         beam: Hypotheses of each sentence.
     """
@@ -236,9 +236,9 @@ def parse_sentences(
         beam: Beam size; 1 is greedy decoding.
         alpha: Strength of the length penalty in beam search.
         extra: Most symbols that a tree, with its words, has more than its sentence words (§6.3).
-        constrained: Generate only trees with as many leaves as words. Otherwise anything is
+        constrained: Generate only trees over exactly the words. Otherwise anything is
             generated, and repaired.
-        max_tokens: Maximum source tokens of a batch, over all hypotheses.
+        max_tokens: Source tokens of a batch, over all hypotheses; at least one sentence fits.
         name: Name of the input in errors.
         progress: Show a progress bar.
 
@@ -278,16 +278,14 @@ def encode_sentences(
             older version, without words in its trees.
     """
     if not system.shared:
-        raise CorpusError(
-            "a parser of an older version, without words in its trees; train it again"
-        )
-    ids = [system.tokenizers[0].encode(" ".join(words)) for words in sentences]
+        raise CorpusError("an older parser, without words in its trees; train it again")
+    ids = [system.tokenizers[0].encode(safe_words(" ".join(words))) for words in sentences]
     for number, tokens in enumerate(ids, 1):
         limit = min(system.config.max_len - 1, len(tokens) + extra)
         if 2 * len(tokens) + 3 > limit:  # words, tags, a bracket around them, and the end
             raise CorpusError(
                 f"{name}, line {number}: {len(tokens)} words, too many for trees of at most "
-                f"{limit} symbols; split the line into sentences"
+                f"{limit} symbols; split the line into sentences, or raise --extra if you gave it"
             )
     return ids
 

@@ -16,6 +16,7 @@ from annotated_transformer.data.text import MAX_SENTENCE
 from annotated_transformer.engine.config import DataOptions, OptimOptions, UsageError
 from annotated_transformer.engine.treebanks import (
     is_parser,
+    safe_words,
     tree_vocabulary,
     with_phrases,
     with_words,
@@ -64,9 +65,12 @@ def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> 
     Raises:
         CorpusError: A sentence is longer than ``max_len`` and should not be skipped.
     """
-    source = [tokenizers[0].encode(line) for line in text.source]
-    lines = map(with_words, text.target, text.source) if is_parser(text.languages) else text.target
-    target = [tokenizers[1].encode(line) for line in lines]
+    first, second = text.source, text.target
+    if is_parser(text.languages):
+        first = tuple(map(safe_words, text.source))
+        second = tuple(map(with_words, text.target, text.source))
+    source = [tokenizers[0].encode(line) for line in first]
+    target = [tokenizers[1].encode(line) for line in second]
     limit = options.max_len - 1  # one is for the end symbol
     keep = []
     for i, pair in enumerate(zip(source, target, strict=True)):

@@ -14,6 +14,7 @@ from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
 from annotated_transformer.data.symbols import SymbolTokenizer, shape
+from annotated_transformer.notation import SPECIAL_TOKENS
 from annotated_transformer.results.parsing import (
     Tree,
     clean,
@@ -25,7 +26,7 @@ from annotated_transformer.results.parsing import (
     well_formed,
 )
 
-MARKS = "()/"  # with which brackets and tags begin where words stand among them
+MARKS = "()/"  # first characters of brackets and tags in trees that contain words
 TREES = "trees"  # the target "language" of a parser
 LANGUAGES = ("en", TREES)
 FILES = {"train": (1, 159), "val": (160, 179), "test": (180, 199)}  # of the Penn sample
@@ -110,14 +111,22 @@ def cleaned(text: str, name: str) -> Iterator[Tree]:
     yield from (tree for tree in map(clean, found) if tree is not None)
 
 
+def safe_words(sentence: str) -> str:
+    """Return a sentence in which no word can be taken for a bracket, a tag or a special symbol."""
+    return " ".join(
+        shape(word) if word[0] in MARKS or word in SPECIAL_TOKENS else word
+        for word in sentence.split()
+    )
+
+
 def with_words(line: str, sentence: str) -> str:
     """Put its word before each tag of a tree: ``(NP the /DT cat /NN )NP``."""
-    left = iter(sentence.split())
+    left = iter(safe_words(sentence).split())
     return " ".join(s if s[0] in "()" else f"{next(left)} /{s}" for s in line.split())
 
 
 def without_words(symbols: Iterable[str]) -> list[str]:
-    """Return the symbols of a tree in which words stand, without these: ``(NP DT NN )NP``."""
+    """Undo ``with_words``: leave out the words, and the ``/`` of the tags."""
     return [symbol.removeprefix("/") for symbol in symbols if symbol[0] in MARKS]
 
 
@@ -126,10 +135,11 @@ def tree_vocabulary(text: ParallelText, most: int) -> SymbolTokenizer:
 
     Args:
         text: Sentences, and their trees.
-        most: How many words to keep, the most frequent. The others are known by their shapes.
+        most: How many words to keep, the most frequent. Another word becomes its shape, if a rare
+            word of this text has the same one, or else UNK.
     """
-    counts = Counter(word for line in text.source for word in line.split())
-    kept = [word for word, _ in counts.most_common(most) if word[0] not in MARKS]
+    counts = Counter(word for line in text.source for word in safe_words(line).split())
+    kept = [word for word, _ in counts.most_common(most)]
     shapes = sorted({shape(word) for word in counts.keys() - set(kept)})
     symbols = sorted({s if s[0] in "()" else f"/{s}" for line in text.target for s in line.split()})
     return SymbolTokenizer(list(dict.fromkeys([*symbols, *shapes, *kept])))

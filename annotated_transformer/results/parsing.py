@@ -118,7 +118,7 @@ def constituent(atoms: Sequence[str], parts: Sequence[Tree], text: str, start: i
 
 
 def linearize(tree: Tree) -> list[str]:
-    """Return a tree as symbols, as Vinyals et al. write it (section 6.3).
+    """Return a tree as symbols, as Vinyals et al. do, but with tags (section 6.3).
 
     A bracket carries its label where it opens and where it closes, and each word is
     replaced by its part of speech: ``(NP``, ``DT``, ``NN``, ``)NP``.
@@ -373,7 +373,7 @@ class Symbols:
     Args:
         symbols: The vocabulary, by number; special symbols belong to no tree.
         eos: The number of the end symbol.
-        most: Opening brackets that may follow each other, so that decoding ends.
+        most: How many brackets may open in a row; the bound makes decoding end.
 
     Raises:
         ValueError: No tree can be made of these symbols.
@@ -426,7 +426,7 @@ class TreeConstraint(Symbols):
         Args:
             tree: What is known so far.
             words: Number of words of the sentence.
-            limit: Most symbols, the end included: what opens can still close.
+            limit: Most symbols, the end included; a bracket opens only if all can close.
 
         Raises:
             ValueError: There are no words.

@@ -269,3 +269,13 @@ def test_a_parser_is_scored_freely_and_by_constraint() -> None:
         assert {key: found[key] for key in wanted} == wanted
         assert found["beam"] == 2
     assert scores["constrained"]["well_formed"] == 100 > scores["free"]["well_formed"]
+
+
+def test_words_that_look_like_symbols_are_words() -> None:
+    sentence = ["(NP", "/NN", ")S", "/.", "<unk>", "dog"]
+    for seed in range(3):
+        for beam in (1, 4):
+            (found,) = parse_sentences(small_parser(seed), [sentence], beam=beam)
+            assert found is not None
+            assert found.well_formed
+            assert leaves(found.tree) == sentence

@@ -16,6 +16,7 @@ from annotated_transformer.data.archives import locate
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.symbols import shape
 from annotated_transformer.engine import treebanks
 from annotated_transformer.engine.config import CORPORA as CHOICES
 from annotated_transformer.engine.config import UsageError, choose, defaults, load_recipe
@@ -28,6 +29,7 @@ from annotated_transformer.engine.treebanks import (
     check_trees,
     is_parser,
     load_treebank,
+    safe_words,
     tree_vocabulary,
     with_phrases,
     with_words,
@@ -169,6 +171,16 @@ def test_words_stand_in_the_tree_before_their_tags() -> None:
         symbols = with_words(target, source).split()
         assert without_words(symbols) == target.split()
         assert [symbol for symbol in symbols if symbol[0] not in MARKS] == source.split()
+
+
+def test_no_word_is_taken_for_a_bracket_a_tag_or_a_special_symbol() -> None:
+    words, line = "(NP )S /NN <unk> a", "(S DT NN VBZ DT NN )S"
+    assert safe_words(words).split() == [*map(shape, words.split()[:4]), "a"]
+    symbols = with_words(line, words).split()
+    assert without_words(symbols) == line.split()
+    text = ParallelText("own", "train", LANGUAGES, (words,), (line,), "", ())
+    found = tree_vocabulary(text, 9)
+    assert set(found.tokens(found.encode(safe_words(words)))) <= {*map(shape, words.split()), "a"}
 
 
 def test_the_frequent_words_are_kept_and_the_others_known_by_their_shape() -> None:
