@@ -10,8 +10,8 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 PORT    ?= 8000
-# One worker more than processors, since some tests wait for others; one thread for each worker.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# One worker for each processor, one thread for each worker.
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 TESTS   := tests book
 RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
 PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
