@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,9 +72,9 @@ class WordConstraint(TreeConstraint):
     def after(self, tree: Unfinished, symbol: int) -> Unfinished:
         """Return what is known of a tree after one more symbol, allowed where it stands."""
         if tree.row == DUE:
-            return tree._replace(row=0, symbols=tree.symbols + 1)
+            return replace(tree, row=0, symbols=tree.symbols + 1)
         later = tree.then(symbol, self)
-        return later._replace(row=DUE) if later.words > tree.words else later
+        return replace(later, row=DUE) if later.words > tree.words else later
 
     def allowed(self, tree: Unfinished, sentence: Sequence[int], limit: int) -> Tensor:
         """Return which symbols may follow in a tree over a sentence: boolean, shape ``(V,)``."""

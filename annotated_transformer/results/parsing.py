@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -391,7 +390,8 @@ class Symbols:
             raise ValueError(f"these symbols make no tree: give {what}")
 
 
-class Unfinished(NamedTuple):
+@dataclass(frozen=True)
+class Unfinished:
     """What is known of a tree while it is written.
 
     Attributes:
@@ -408,13 +408,13 @@ class Unfinished(NamedTuple):
 
     def then(self, symbol: int, known: Symbols) -> Unfinished:
         """Return what is known after one more symbol, allowed where it stands."""
-        opened, words, row, symbols = self
+        opened, words, n = self.opened, self.words, self.symbols + 1
         if symbol in known.opening:
             opened = (*opened, known.opening[symbol])
-            return Unfinished(opened, words, row + 1, symbols + 1)
+            return Unfinished(opened, words, self.row + 1, n)
         if opened and symbol == known.closing[opened[-1]]:
-            return Unfinished(opened[:-1], words, 0, symbols + 1)
-        return Unfinished(opened, words + 1, 0, symbols + 1)
+            return Unfinished(opened[:-1], words, 0, n)
+        return Unfinished(opened, words + 1, 0, n)
 
 
 class TreeConstraint(Symbols):
