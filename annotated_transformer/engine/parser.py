@@ -80,10 +80,10 @@ class WordConstraint(TreeConstraint):
         """Return which symbols may follow in a tree over a sentence: boolean, shape ``(V,)``."""
         left = len(sentence) - tree.words
         allowed = self.mask(tree, len(sentence), limit - left)
-        words_may, allowed[self.tags] = allowed[self.tags[0]].clone(), tree.row == DUE
         if tree.row == DUE:
             allowed.zero_()[self.tags] = True
-        elif words_may:
+        elif allowed[self.tags[0]]:  # where a tag may follow, the next word does
+            allowed[self.tags] = False
             allowed[sentence[tree.words]] = True
         return allowed
 
