@@ -204,6 +204,7 @@ def test_a_sentence_that_is_too_long_is_named() -> None:
         ("Prices rose 1,000 -- or more...", "Prices rose 1,000 -- or more ..."),
         ("They cannot; we'll see: 'yes'", "They can not ; we 'll see : 'yes '"),
         ("the dogs' tails", "the dogs ' tails"),
+        ("AT&T and Smith & Co.", "AT&T and Smith & Co ."),
         ("", ""),
     ],
 )
