@@ -24,10 +24,11 @@ help:
 	@sed -n '1,6p' Makefile
 
 # What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
+# Python compiles a module when it is first imported, so pip need not compile all of them.
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --require-hashes --no-deps -r requirements.txt
-	$(PIP) install -r requirements-torch.txt
+	$(PIP) install --no-compile --require-hashes --no-deps -r requirements.txt
+	$(PIP) install --no-compile -r requirements-torch.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@$(PIP) check
 	@touch $@

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 
 from annotated_transformer.data.archives import locate
 from annotated_transformer.data.corpora import SOURCES, ParallelText
@@ -172,8 +173,8 @@ def check_trees(text: ParallelText) -> ParallelText:
         symbols = own_symbols(line, source.split())
         if symbols is None:
             raise CorpusError(
-                f"{text.checksums[1][0]}, pair {number}: is no tree over the words of its "
-                "sentence; give Penn brackets, or symbols as (S (NP PRP )NP ... )S"
+                f"{text.checksums[1][0]}, pair {number}: is no tree over the words of "
+                f"{shorten(source, 60)!r}; give Penn brackets, or symbols as (S (NP PRP )NP ... )S"
             )
         target.append(" ".join(symbols))
     return replace(text, target=tuple(target))

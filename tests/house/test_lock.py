@@ -178,8 +178,8 @@ def test_environment_is_made_from_the_lock() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     recipe = makefile.split("$(READY): requirements.txt")[1].split("\n\n")[0]
     assert re.findall(r"install (.*)", recipe) == [
-        "--require-hashes --no-deps -r requirements.txt",
-        "-r requirements-torch.txt",
+        "--no-compile --require-hashes --no-deps -r requirements.txt",
+        "--no-compile -r requirements-torch.txt",
         "--no-deps --no-build-isolation -e .",
     ]
     assert "$(PIP) check" in recipe
