@@ -1,10 +1,12 @@
 """Trainings that are killed at moments drawn by rng end with the bits of one that was not."""
 
+import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from annotated_transformer.engine.journal import read_journal
 
 PROGRAM = '''
 """Train in forked processes, which are killed. Forked, so that torch is imported only once."""
-import contextlib, os, random, shutil, signal, socket, sys, time, traceback
+import contextlib, json, os, random, shutil, signal, socket, sys, time, traceback
 from pathlib import Path
 import torch
 import torch._dynamo  # which the first optimizer would load in each process
@@ -25,23 +27,24 @@ from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.engine.processes import process_group
 from annotated_transformer.data.corpora import load_corpus
 
-folder, kills, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-rng = random.Random(seed)
 texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12)
-updates, dropout = int(sys.argv[5]), float(sys.argv[6])
-options = Options().replace(
-    layers=1, vocabulary=300, updates=updates, warmup=4, max_tokens=256, dropout=dropout,
-    max_len=128, average=3, average_every=4, accumulate=2, save_every=0.0, log_every=5,
-    sharded=sys.argv[7] == "True")
 
 
-def train():
+def options_of(stage):
+    return Options().replace(
+        layers=1, vocabulary=300, updates=stage["updates"], warmup=4, max_tokens=256,
+        dropout=stage["dropout"], max_len=128, average=3, average_every=4, accumulate=2,
+        save_every=0.0, log_every=5, sharded=stage["sharded"])
+
+
+def train(stage):
     torch.set_num_threads(1)
     with process_group() as world:
-        Trainer(options, folder, texts, world).train(progress=False)
+        Trainer(options_of(stage), Path(stage["folder"]), texts, world).train(progress=False)
 
 
-def start(size):
+def start(stage):
+    size, kills = stage["size"], stage["kills"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -59,10 +62,10 @@ def start(size):
             else:
                 os.environ.pop("RANK", None)
             if not kills or os.environ.get("LOUD"):
-                train()
+                train(stage)
             else:
                 with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
-                    train()
+                    train(stage)
             code = 0
         except BaseException:
             if not kills or "LOUD" in os.environ:
@@ -76,70 +79,80 @@ def ended(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-codes = [ended(pid) for pid in start(size)] if not kills else []
-killed, places, cut = 0, set(), 0
-while killed < kills:
-    children = start(size)
-    if killed % 2:  # when it goes on; else at the start, too
-        newest, patience = checkpoint_paths(folder)[-1:], time.monotonic() + 20
-        while checkpoint_paths(folder)[-1:] == newest and time.monotonic() < patience:
-            time.sleep(0.005)
-    time.sleep(rng.uniform(0, 0.5))
-    victim = rng.choice(children)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(victim, signal.SIGKILL)
-    if killed % 3 == 0:  # of all, else of one
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    grace = time.monotonic() + 1  # the others notice, or are killed, as torchrun does
-    codes = {}
-    while len(codes) < size and time.monotonic() < grace:
+def kill(stage):
+    folder, size, kills = Path(stage["folder"]), stage["size"], stage["kills"]
+    rng = random.Random(stage["seed"])
+    killed, places, cut = 0, set(), 0
+    while killed < kills:
+        children = start(stage)
+        if killed % 2:  # when it goes on; else at the start, too
+            newest, patience = checkpoint_paths(folder)[-1:], time.monotonic() + 20
+            while checkpoint_paths(folder)[-1:] == newest and time.monotonic() < patience:
+                time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.5))
+        victim = rng.choice(children)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        if killed % 3 == 0:  # of all, else of one
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        grace = time.monotonic() + 1  # the others notice, or are killed, as torchrun does
+        codes = {}
+        while len(codes) < size and time.monotonic() < grace:
+            for pid in set(children) - set(codes):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    codes[pid] = os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
         for pid in set(children) - set(codes):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    for pid in set(children) - set(codes):
-        os.kill(pid, signal.SIGKILL)
-        codes[pid] = ended(pid)
-    if codes[victim] == -signal.SIGKILL:
-        killed += 1
-    found = checkpoint_paths(folder)
-    if found:
-        places.add(int(found[-1].stem))
-        if len(found) > 1 and killed % 2 == 0:  # the disk has lost its last writes
-            data = found[-1].read_bytes()
-            found[-1].write_bytes(data[: rng.randrange(len(data))])
-            cut += 1
-        if int(found[-1].stem) >= options.optim.updates - 2:  # not to run out of updates
-            shutil.rmtree(folder)
-print(killed, cut, len(places))
-if kills:
-    assert [ended(pid) for pid in start(size)] == [0] * size
-else:
-    assert codes == [0] * size
+            os.kill(pid, signal.SIGKILL)
+            codes[pid] = ended(pid)
+        if codes[victim] == -signal.SIGKILL:
+            killed += 1
+        found = checkpoint_paths(folder)
+        if found:
+            places.add(int(found[-1].stem))
+            if len(found) > 1 and killed % 2 == 0:  # the disk has lost its last writes
+                data = found[-1].read_bytes()
+                found[-1].write_bytes(data[: rng.randrange(len(data))])
+                cut += 1
+            if int(found[-1].stem) >= stage["updates"] - 2:  # not to run out of updates
+                shutil.rmtree(folder)
+    return killed, cut, len(places)
+
+
+for stage in json.loads(sys.argv[1]):
+    if stage["sharded"]:
+        import torch.distributed.fsdp  # once for all children
+    if stage["kills"]:
+        print(*kill(stage))
+    assert [ended(pid) for pid in start(stage)] == [0] * stage["size"]
 '''
 
 
-def run(
+def stage(
     folder: Path,
-    kills: int,
     size: int,
+    *,
+    kills: int = 0,
     seed: int = 0,
     updates: int = 40,
     dropout: float = 0.2,
     sharded: bool = False,
-) -> list[int]:
+) -> dict[str, Any]:
+    """Return what the program does with a folder: train to so many updates, after some kills."""
+    return {
+        **{"folder": str(folder), "size": size, "kills": kills, "seed": seed},
+        **{"updates": updates, "dropout": dropout, "sharded": sharded},
+    }
+
+
+def run(folder: Path, *stages: dict[str, Any]) -> list[int]:
     """Run the program; return kills, cut files, and at how many updates they came."""
-    program = folder.parent / "program.py"
+    program = folder / "program.py"
     program.write_text(PROGRAM)
-    words = [
-        sys.executable,
-        str(program),
-        str(folder),
-        *map(str, (kills, size, seed, updates, dropout, sharded)),
-    ]
+    words = [sys.executable, str(program), json.dumps(stages)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, env=environment, timeout=600
@@ -173,8 +186,9 @@ def left(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes], list[dict[st
 def test_killed_at_any_moment(tmp_path: Path, size: int, kills: int) -> None:
     seed = time.time_ns() % 100_000
     print("seed", seed)  # of a failure
-    run(tmp_path / "straight", 0, size)
-    killed, cut, places = run(tmp_path / "killed", kills, size, seed)
+    straight = stage(tmp_path / "straight", size)
+    stopped = stage(tmp_path / "killed", size, kills=kills, seed=seed)
+    killed, cut, places = run(tmp_path, straight, stopped)
     assert killed == kills
     assert cut > 0
     assert places > 1
@@ -183,9 +197,8 @@ def test_killed_at_any_moment(tmp_path: Path, size: int, kills: int) -> None:
 
 
 def test_the_number_of_processes_may_change(tmp_path: Path) -> None:
-    for name, stops in (("one", [(1, 24)]), ("several", [(2, 7), (1, 15), (3, 24)])):
-        for size, updates in stops:
-            run(tmp_path / name, 0, size, updates=updates, dropout=0.0)
+    stops = [("one", 1, 24), ("several", 2, 7), ("several", 1, 15), ("several", 3, 24)]
+    run(tmp_path, *(stage(tmp_path / n, size, updates=u, dropout=0.0) for n, size, u in stops))
     logs = [log_of(tmp_path / name) for name in ("one", "several")]
     assert [row["update"] for row in logs[0]] == [5, 10, 15, 20, 24]
     several = {row["update"]: row for row in logs[1]}
@@ -204,16 +217,16 @@ def test_the_number_of_processes_may_change(tmp_path: Path) -> None:
 
 
 def test_sharded_go_on_and_are_put_together(tmp_path: Path) -> None:
-    for name, stops in (("straight", [12]), ("stopped", [5, 12])):
-        for updates in stops:
-            run(tmp_path / name, 0, 2, updates=updates, sharded=True)
+    stops = [("straight", 12), ("stopped", 5), ("stopped", 12)]
+    sharded = [stage(tmp_path / name, 2, updates=u, sharded=True) for name, u in stops]
+    run(tmp_path, *sharded, stage(tmp_path / "copies", 2, updates=12))
     states = [
         load_tensors(checkpoint_paths(tmp_path / name)[-1])[0] for name in ("straight", "stopped")
     ]
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
         assert torch.equal(states[1][name], tensor), name
-    run(tmp_path / "copies", 0, 2, updates=12)  # the same, but for roundings
+    # The same, but for roundings
     copies = load_tensors(checkpoint_paths(tmp_path / "copies")[-1])[0]
     assert copies.keys() == states[0].keys()
     for name, tensor in copies.items():
