@@ -1,0 +1,174 @@
+"""Export one system to each target, and compare what they make of real text: tokens, and time.
+
+The comparison is that of the chapter on exports, with its code, on the test split of a corpus in
+place of the grammar's. Times are of greedy decoding, in batches of 32 sentences of similar length,
+with each library's own choice of threads; the best of three rounds, in which all take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from annotated_transformer.cli.main import main as command
+from annotated_transformer.cli.options import Search
+from annotated_transformer.cli.systems import open_pretrained, open_system
+from annotated_transformer.data.corpora import load_corpus
+from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.system import System
+from annotated_transformer.fast.search import greedy_search
+from annotated_transformer.interop.onnx import OnnxTranslator
+from annotated_transformer.training.batches import make_batch
+from benchmarks.chapters import definitions
+from benchmarks.records import keep, origin
+
+CHAPTER = "engineering/export"
+TARGETS = {
+    "ctranslate2": ("--to", "ctranslate2"),
+    "int8": ("--to", "ctranslate2", "--precision", "int8"),
+    "huggingface": ("--to", "huggingface"),
+    "onnx": ("--to", "onnx"),
+}
+BATCH, ROUNDS = 32, 3
+Decode = Callable[[list[list[int]]], object]
+
+
+def chapter_code(system: System, source: list[str], target: list[str]) -> dict[str, Any]:
+    """Return the chapter's functions, with this system and these sentences in place of its own."""
+    one, other = system.tokenizers
+    ids, right = [one.encode(line) for line in source], [other.encode(line) for line in target]
+    given = make_batch(ids, right)
+    real = given.tgt_y != 0
+    with torch.no_grad():
+        out = system.model(given.src, given.tgt, given.src_mask, given.tgt_mask)
+        log_probs = system.model.generator(out)
+    known = log_probs.gather(2, given.tgt_y.unsqueeze(2)).squeeze(2)[real]
+    names = definitions(CHAPTER)
+    names.update(ids=ids, right=right, given=given, real=real, known=known)
+    names["text"] = argparse.Namespace(source=source, target=target)
+    names["pretrained"] = argparse.Namespace(tokenizer=other)
+    names["tokenizer"] = Tokenizer.from_file("ctranslate2/tokenizer.json")
+    names["names"] = transformers.AutoTokenizer.from_pretrained("huggingface")
+    names["model"] = transformers.AutoModelForSeq2SeqLM.from_pretrained("huggingface")
+    return names
+
+
+def decoders(system: System, names: dict[str, Any]) -> dict[str, Decode]:
+    """Return for each target what decodes a batch of token ids greedily, and for us."""
+    tokenizer, model, onnx = names["tokenizer"], names["model"], OnnxTranslator("onnx")
+
+    def by_ctranslate2(folder: str) -> Decode:
+        translator = ctranslate2.Translator(folder)
+
+        def decode(batch: list[list[int]]) -> object:
+            words = [[tokenizer.id_to_token(n) for n in [*one, 2]] for one in batch]
+            return translator.translate_batch(words, beam_size=1, min_decoding_length=0)
+
+        return decode
+
+    def by_huggingface(batch: list[list[int]]) -> object:
+        rows = [torch.tensor([*one, 2]) for one in batch]
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return model.generate(input_ids=padded, attention_mask=(padded != 0).long())
+
+    return {
+        "ours": lambda batch: greedy_search(system.model, batch),
+        "ctranslate2": by_ctranslate2("ctranslate2"),
+        "int8": by_ctranslate2("int8"),
+        "huggingface": by_huggingface,
+        "onnx": lambda batch: onnx.greedy([[*one, 2] for one in batch]),
+    }
+
+
+def seconds(decode: dict[str, Decode], ids: list[list[int]]) -> dict[str, float]:
+    """Return how long each takes for all sentences, in its best round."""
+    ordered = sorted(ids, key=len)
+    batches = [ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)]
+    best = dict.fromkeys(decode, float("inf"))
+    for _ in range(ROUNDS):
+        for name, one in decode.items():
+            start = time.perf_counter()
+            for batch in batches:
+                one(batch)
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def system_of(run: Path | None) -> System:
+    """Load a run's system, or the one that comes with the package."""
+    search = Search(device="cpu")
+    return open_pretrained(search)[0] if run is None else open_system(run, search)[0]
+
+
+def measure(run: Path | None, source: list[str], target: list[str]) -> dict[str, dict[str, float]]:
+    """Export a run into this folder; return what becomes of these sentences, by targets."""
+    for name, words in TARGETS.items():
+        if status := command(["export", *([] if run is None else [str(run)]), name, *words]):
+            raise SystemExit(status)
+    system = system_of(run)
+    names = chapter_code(system, source, target)
+    ours = greedy_search(system.model, names["ids"])
+    took = seconds(decoders(system, names), names["ids"])
+    rows: dict[str, dict[str, float]] = {
+        "ours": {"identical": len(ours), "bleu": names["bleu"](ours), "seconds": took["ours"]}
+    }
+    for name in TARGETS:
+        to = TARGETS[name][1]
+        found, scores = names[f"by_{to}"](*([name] if to == "ctranslate2" else []))
+        rows[name] = {
+            "identical": sum(one == other for one, other in zip(found, ours, strict=True)),
+            "bleu": names["bleu"](found),
+            "apart": float((scores - names["known"]).abs().max()),
+            "seconds": took[name],
+        }
+    return rows
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
+    """Work in a folder that is deleted afterwards."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+def main() -> None:
+    """Parse the options, measure, print, and write the record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.exports", description=__doc__)
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a system; else the package's")
+    parser.add_argument("--corpus", default="multi30k", help="its test split is translated")
+    parser.add_argument("--sentences", type=int, default=500)
+    parser.add_argument("--mirror", help="folder with the corpus's files")
+    parser.add_argument("--record", type=Path, help="write the results to this JSON file")
+    options = parser.parse_args()
+    run = options.run and options.run.resolve()
+    pair = "-".join(system_of(run).languages)
+    corpus = load_corpus(options.corpus, pair, "test", mirror=options.mirror)
+    text = corpus.head(options.sentences)
+    with elsewhere():
+        rows = measure(run, list(text.source), list(text.target))
+    for name, row in rows.items():
+        print(f"{name:12}", {key: round(value, 6) for key, value in row.items()})
+    if options.record:
+        place = {"hardware": processor(), "corpus": options.corpus, "sentences": len(text)}
+        record = {**origin("benchmarks.exports"), "kind": "exports", **place, "rows": rows}
+        keep(record, options.record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The benchmark of exports measures what the chapter measures, on whatever system and text."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import exports
+
+
+def test_the_record_holds_every_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "ROUNDS", 1)
+    path = tmp_path / "record.json"
+    words = ["exports", "--corpus", "grammar", "--sentences", "6", "--record", str(path)]
+    monkeypatch.setattr(sys, "argv", words)
+    before = Path.cwd()
+    exports.main()
+    assert Path.cwd() == before
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["sentences"] == 6
+    assert list(record["rows"]) == ["ours", *exports.TARGETS]
+    for name, row in record["rows"].items():
+        assert row["seconds"] > 0
+        assert row["identical"] == 6 or name == "int8"
+        assert row["bleu"] > 80
+        assert name in ("ours", "int8") or row["apart"] < 1e-4
+
+
+def test_each_takes_turns_and_the_best_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0, 5, 5, 6, 10, 12, 20, 29, 30, 33, 40, 48])
+    monkeypatch.setattr("benchmarks.exports.time.perf_counter", lambda: next(clock))
+    seen: list[tuple[str, int]] = []
+    decode: dict[str, exports.Decode] = {
+        "one": lambda batch: seen.append(("one", len(batch))),
+        "other": lambda batch: seen.append(("other", len(batch))),
+    }
+    found = exports.seconds(decode, [[4]] * 40)
+    assert seen == 3 * [("one", 32), ("one", 8), ("other", 32), ("other", 8)]
+    assert found == {"one": 2, "other": 1}
