@@ -12,7 +12,8 @@ from benchmarks import exports
 def test_the_record_holds_every_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "ROUNDS", 1)
     path = tmp_path / "record.json"
-    words = ["exports", "--corpus", "grammar", "--sentences", "6", "--record", str(path)]
+    words = ["exports", "--corpus", "grammar", "--split", "test", "--sentences", "6"]
+    words += ["--record", str(path)]
     monkeypatch.setattr(sys, "argv", words)
     before = Path.cwd()
     exports.main()
