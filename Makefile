@@ -24,11 +24,12 @@ help:
 	@sed -n '1,6p' Makefile
 
 # What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
-# Python compiles a module when it is first imported, so pip need not compile all of them.
+# pip would compile the modules one after the other; some are templates that cannot be compiled.
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile --require-hashes --no-deps -r requirements.txt
 	$(PIP) install --no-compile -r requirements-torch.txt
+	@$(BIN)/python -m compileall -q -j $(WORKERS) $(VENV)/lib >/dev/null 2>&1 || true
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@$(PIP) check
 	@touch $@
