@@ -22,6 +22,7 @@ import ctranslate2
 import torch
 import transformers
 from tokenizers import Tokenizer
+from torch.nn.utils.rnn import pad_sequence
 
 from annotated_transformer.cli.main import main as command
 from annotated_transformer.cli.options import Search
@@ -31,6 +32,7 @@ from annotated_transformer.engine.records import processor
 from annotated_transformer.engine.system import System
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.interop.onnx import OnnxTranslator
+from annotated_transformer.notation import EOS, PAD
 from annotated_transformer.training.batches import make_batch
 from benchmarks.chapters import definitions
 from benchmarks.records import keep, origin
@@ -51,7 +53,7 @@ def chapter_code(system: System, source: list[str], target: list[str]) -> dict[s
     one, other = system.tokenizers
     ids, right = [one.encode(line) for line in source], [other.encode(line) for line in target]
     given = make_batch(ids, right)
-    real = given.tgt_y != 0
+    real = given.tgt_y != PAD
     with torch.no_grad():
         out = system.model(given.src, given.tgt, given.src_mask, given.tgt_mask)
         log_probs = system.model.generator(out)
@@ -80,16 +82,16 @@ def decoders(system: System, names: dict[str, Any]) -> dict[str, Decode]:
         translator = ctranslate2.Translator(folder)
 
         def decode(batch: list[list[int]]) -> object:
-            words = [[tokenizer.id_to_token(n) for n in [*one, 2]] for one in batch]
+            words = [[tokenizer.id_to_token(n) for n in [*one, EOS]] for one in batch]
             limits = {"min_decoding_length": 0, "max_decoding_length": longest(batch)}
             return translator.translate_batch(words, beam_size=1, **limits)
 
         return decode
 
     def by_huggingface(batch: list[list[int]]) -> object:
-        rows = [torch.tensor([*one, 2]) for one in batch]
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        real = (padded != 0).long()
+        rows = [torch.tensor([*one, EOS]) for one in batch]
+        padded = pad_sequence(rows, batch_first=True, padding_value=PAD)
+        real = (padded != PAD).long()
         return model.generate(
             input_ids=padded, attention_mask=real, max_length=None, max_new_tokens=longest(batch)
         )
@@ -99,7 +101,7 @@ def decoders(system: System, names: dict[str, Any]) -> dict[str, Decode]:
         "ctranslate2": by_ctranslate2("ctranslate2"),
         "int8": by_ctranslate2("int8"),
         "huggingface": by_huggingface,
-        "onnx": lambda batch: onnx.greedy([[*one, 2] for one in batch]),
+        "onnx": lambda batch: onnx.greedy([[*one, EOS] for one in batch]),
     }
 
 

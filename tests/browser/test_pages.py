@@ -224,16 +224,18 @@ def test_entry_leads_to_the_book(browser: Browser, site: str) -> None:
     page.close()
 
 
-def test_a_pale_token_is_found_among_many(browser: Browser) -> None:
-    """What is left of the code's tokens still has one of every colour in every kind of box."""
+@pytest.mark.parametrize(("box", "word"), [("pre", "span"), ("p", "em")])
+def test_a_pale_word_is_found_among_many(browser: Browser, box: str, word: str) -> None:
+    """What is left of the words with a style still has one of every colour in every kind of box."""
     page = browser.new_page()
-    line = '<span class="k">def</span> <span class="n">f</span> '
+    line = f'<{word} class="k">def</{word}> <{word} class="n">f</{word}> '
     page.set_content(
         '<html lang="en"><title>t</title><style>.k { color: #222 } .note .k { color: #ccc }</style>'
-        f"<main><h1>t</h1><pre>{line * 9}</pre><pre class=note>{line * 9}</pre></main>"
+        f'<main class="bd-article"><h1>t</h1><{box}>{line * 9}</{box}>'
+        f"<{box} class=note>{line * 9}</{box}></main>"
     )
     assert [fault.split(":")[0] for fault in barriers(page)] == ["color-contrast"]
-    assert page.locator("pre span").count() == 4
+    assert page.locator(f"{box} {word}").count() == 4
     page.close()
 
 
