@@ -1,4 +1,4 @@
-"""Run every measurement that needs a GPU: ``python -m benchmarks.gpu``, 40 minutes on an H100.
+"""Run every measurement that needs a GPU: ``python -m benchmarks.gpu``.
 
 The work is divided into parts. Each writes a record to ``results/`` when it is finished, and is
 skipped when the command is given again. A part without a record has not run on a GPU yet.
@@ -385,8 +385,9 @@ def iwslt(out: Path, device: torch.device) -> None:
     if folder := os.environ.get("IWSLT_PREPARED"):
         text = ["--prepared", folder]
     sizes = "--preset base --d-ff 1024 --heads 4 --dropout 0.3 --norm pre".split()
-    budget = "--max-tokens 16384 --updates 4000 --warmup 1000 --peak 0.002 --average 10".split()
-    train(out, device, *text, *sizes, *budget, "--precision", precision_of(device))
+    budget = "--max-tokens 16384 --accumulate 1 --updates 4000 --warmup 1000 --peak 0.002".split()
+    more = ["--average", "10", "--precision", precision_of(device)]
+    train(out, device, *text, *sizes, *budget, *more)
 
 
 MEASURED: dict[str, Callable[[Scale, torch.device], Record]] = {

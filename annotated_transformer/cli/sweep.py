@@ -72,7 +72,7 @@ def run(command: Sweep) -> int:
     folder = command.out or Path("runs") / grid.name
     path = command.record or folder / f"{grid.name}.json"
     check_target("--record", path)
-    record = open_record(path, grid)
+    record = open_record(path, grid, find_device(command.device))
     left = [one for one in grid.runs() if str(one[1]) not in record["rows"][one[0]]["runs"]]
     jobs, made_by = command.jobs or cores(), commit()  # another than the record's, if it goes on
     if left:
@@ -104,7 +104,7 @@ def chosen(command: Sweep) -> Grid:
     return Grid(grid.name, rows, command.seeds or grid.seeds)
 
 
-def open_record(path: Path, grid: Grid) -> dict[str, Any]:
+def open_record(path: Path, grid: Grid, device: str = "cpu") -> dict[str, Any]:
     """Return the record that is there, with all rows of the grid, or a new one.
 
     Raises:
@@ -118,7 +118,10 @@ def open_record(path: Path, grid: Grid) -> dict[str, Any]:
         "commit": commit(),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "versions": versions(),
-        "hardware": {"processor": processor()},
+        "hardware": {
+            "processor": processor(),
+            "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        },
         "search": {"beam": beam, "alpha": alpha},
         "rows": {},
     }
