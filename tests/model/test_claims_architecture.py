@@ -54,20 +54,6 @@ def test_broken_architecture_is_noticed(claim: str, old: str, new: str) -> None:
     assert_claim_can_fail(CHAPTER, claim, old, new)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("decoder = DecoderLayer(d, own, other, network(d), 0.0, norm=order)",
-         "decoder = DecoderLayer(d, own, other, network(d), 0.0)"),
-        ("lr=rate, betas", "lr=0.0, betas"),
-        ("F.nll_loss(log_p.flatten(0, 1), words.flatten())",
-         "F.nll_loss(log_p.flatten(0, 1), words.flatten()) + 3"),
-    ],
-)  # fmt: skip
-def test_the_order_of_the_norm_is_measured(old: str, new: str) -> None:
-    assert_claim_can_fail(CHAPTER, "3.1d", old, new)
-
-
 @pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     return run_claim(CHAPTER, "3.1b", whole=True)  # the cells before it

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.claims import assert_claim_can_fail
+from tests.claims import assert_claim_can_fail, run_claim
 
 BATCHES, DISTRIBUTED, OPTIMIZER, REGULARIZATION = (
     f"training/{name}" for name in ("batches", "distributed", "optimizer", "regularization")
@@ -55,6 +55,10 @@ def test_hardware_and_schedule(old: str, new: str) -> None:
         # moved on by every micro-batch: in a loop written out, and in the loop of the package
         ("5.3b", "schedule.step()  # once", "[schedule.step() for _ in range(accumulate)]  # once"),
         ("5.3b", "schedule, accumulate=accumulate):", "schedule, accumulate=1):"),
+        # gradients of the wrong order, then of another layer; models that hardly learn
+        ("3.1d", "d_model=64, d_ff=256, h=4, dropout=0.0, norm=norm", "d_model=64, d_ff=256, h=4"),
+        ("3.1d", "for layer in model.decoder.layers]", "for layer in model.encoder.layers]"),
+        ("3.1d", "updates: int = 100", "updates: int = 10"),
     ],
 )
 def test_optimizer(claim: str, old: str, new: str) -> None:
@@ -111,3 +115,18 @@ def test_label_smoothing(old: str, new: str) -> None:
 )
 def test_smoothing_hurts_and_helps(old: str, new: str) -> None:
     assert_claim_can_fail(REGULARIZATION, "5.4b-M", old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ('"base": 0.43', '"base": 0.43', "holds at our scale"),
+        ('"base": 0.43', '"base": 0.2', "not resolved"),  # beyond the share that we reached
+        ('"big": 1.0', '"big": 0.5', "not resolved"),
+    ],
+)
+def test_times_of_the_paper_against_a_step_on_a_gpu(
+    old: str, new: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_claim(DISTRIBUTED, "5.2a-R", (old, new))
+    assert f"status: {word}\n" in capsys.readouterr().out
