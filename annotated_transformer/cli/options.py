@@ -316,7 +316,7 @@ class Sweep:
     record: Path | None = None
     """Where to write the record of all runs (NAME.json in that folder by default)."""
     jobs: int | None = None
-    """Runs at a time (one per processor core by default)."""
+    """Runs at a time (one per processor core by default); NVIDIA's MPS helps them share a GPU."""
     seeds: int | None = None
     """Number of seeds, where the grid should have fewer or more."""
     rows: tuple[str, ...] = ()

@@ -22,16 +22,21 @@ def scores(right: int) -> dict[str, Any]:
     return {"f1": f1, "low": f1 - 30, "high": f1 + 30, "well_formed": 100.0, **counts}
 
 
-def run(right: int) -> dict[str, Any]:
+def run(right: int, loss: float = 0.3) -> dict[str, Any]:
     """What a run leaves."""
-    return {"free": scores(right), "constrained": scores(right)}
+    return {"loss": loss, "free": scores(right), "constrained": scores(right)}
 
 
-def run_with(runs: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the check of 6.3a where there are only these runs, and the floor."""
-    seeds = {str(seed): each for seed, each in enumerate(runs)}
+def run_with(
+    runs: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch, **others: Any
+) -> None:
+    """Run the check of 6.3a where there are only these runs, those of other rows, and the floor."""
+    rows = {
+        row: {"runs": {str(seed): each for seed, each in enumerate(found)}}
+        for row, found in {"transformer": runs, **others}.items()
+    }
     (folder / "results").mkdir()
-    every = {"baselines": {"pcfg": {"test": scores(7)}}, "t": {"transformer": {"runs": seeds}}}
+    every = {"baselines": {"pcfg": {"test": scores(7)}}, "t": rows}
     for name, rows in every.items():
         record = {"command": "", "commit": "", "rows": rows}
         path = folder / "results" / f"parsing-{name}.json"
@@ -79,3 +84,19 @@ def test_a_run_on_other_sentences_is_refused(
     other["constrained"].update(gold=gold, f1=2 * 100 * (6 * 39 + 7) / 801)
     with pytest.raises(claims.CellError):
         run_with([other], tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "status"), [(0.2, "holds at our scale"), (0.4, "does not hold at our scale")]
+)
+def test_validation_chooses_the_width(
+    loss: float,
+    status: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever the test sentences say of the other width."""
+    wide = [run(9, loss), run(9, loss)]
+    run_with([run(5), run(5)], tmp_path, monkeypatch, transformer_256=wide)
+    assert re.findall(r"^status: ([a-z ]+)", capsys.readouterr().out, re.MULTILINE) == [status]
