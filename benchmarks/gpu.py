@@ -5,6 +5,7 @@ skipped when the command is given again. A part without a record has not run on 
 
 smoke         every path of the GPU once, against float64 on the processor
 step          a training step of ``base`` and ``big`` at 25,000 + 25,000 tokens
+profile       what fills such a step: the time of each kernel, in bfloat16
 decode        greedy and beam search, 1 to 512 sentences, cached, not cached, by a CUDA graph
 ladder        the speed ladder
 multi30k-0    Multi30k by the command line, and under the seeds 1 and 2 (multi30k-1, multi30k-2)
@@ -283,6 +284,34 @@ def step(scale: Scale, device: torch.device) -> Record:
     return {"sizes": {k: work_fields(v) for k, v in scale.steps.items()}, "steps": found}
 
 
+def profile(scale: Scale, device: torch.device) -> Record:
+    """Measure what fills a training step in bfloat16: seconds and calls of each kernel."""
+    precision, kind, found = Precision("bfloat16", device), device.type, {}
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if kind == "cuda":
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+    for size, work in scale.steps.items():
+        model, batch = model_of(work, device), batch_of(draw_pairs(work)).to(device)
+        module, optimizer = PreciseLoss(model, precision), make_adam(model, lr=1e-5)
+        one = partial(update, module, [batch], optimizer, smoothing=0.1, loss=replica_loss)
+        for _ in range(3):
+            one()
+        start = wait_for(device)
+        with torch.profiler.profile(activities=activities) as seen:
+            one()
+            seconds = wait_for(device) - start
+        key = "self_device_time_total" if kind == "cuda" else "self_cpu_time_total"
+        kernels = [
+            {"name": event.key[:120], "calls": event.count, "seconds": getattr(event, key) / 1e6}
+            for event in seen.key_averages()
+        ]
+        kernels.sort(key=lambda row: -row["seconds"])
+        found[size] = {"seconds": seconds, "kernels": kernels}
+        for row in kernels[:20]:
+            print(f"{size} {row['seconds']:.4f} s, {row['calls']:5} x {row['name']}", flush=True)
+    return {"precision": precision.name, "steps": found}
+
+
 def work_fields(work: Work) -> Record:
     """Return some work as the fields of a record."""
     return {"vocabulary": work.vocabulary, "sentences": work.sentences, **vars(work.config)}
@@ -393,6 +422,7 @@ def iwslt(out: Path, device: torch.device) -> None:
 MEASURED: dict[str, Callable[[Scale, torch.device], Record]] = {
     "smoke": smoke,
     "step": step,
+    "profile": profile,
     "decode": decode,
 }
 COMMANDS: dict[str, Callable[[Path, torch.device], None]] = {

@@ -75,11 +75,14 @@ def test_the_parts_are_kept_and_not_done_again(
     assert len(found["smoke"]["paths"]) == 6
     assert len(found["step"]["steps"]) == 3
     assert len(found["decode"]["searches"]) == 12
+    filled = found["profile"]["steps"]["base"]
+    assert filled["kernels"][0]["seconds"] == max(one["seconds"] for one in filled["kernels"])
+    assert 0 < sum(one["seconds"] for one in filled["kernels"]) <= filled["seconds"]
     before = {path: path.read_bytes() for path in records.values()}
     monkeypatch.setattr(gpu, "MEASURED", {part: None for part in records})
     gpu.main()
     assert {path: path.read_bytes() for path in records.values()} == before
-    assert capsys.readouterr().out.count("remove it to do this part again") == 3
+    assert capsys.readouterr().out.count("remove it to do this part again") == 4
 
 
 def test_a_wrong_path_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
