@@ -155,7 +155,7 @@ class RunOptions:
     non_finite: Literal["stop", "skip"] = "stop"
     """What to do when a loss or a gradient becomes NaN or infinite."""
     compile: bool = False
-    """Compile with torch.compile, once for each bucket of lengths (base: 40 s each on an H200)."""
+    """Compile with torch.compile, again for each bucket of lengths; it takes long to begin."""
     sharded: bool = option(False, aliases=("--pieces",))
     """Shard weights and optimizer state over the processes (FSDP2)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
