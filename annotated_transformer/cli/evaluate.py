@@ -93,8 +93,10 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
         for option in ("corpus", "split", "mirror"):
             if getattr(command, option) is not None:
                 raise UsageError(f"--test-files or --{option}, not both; leave one of them out")
-        texts = read_parallel(*command.test_files, languages=system.languages, split="test")
-        return check_trees(texts) if is_parser(system.languages) else texts
+        trees = is_parser(system.languages)
+        files, languages = command.test_files, system.languages
+        text = read_parallel(*files, languages=languages, split="test", drop_blank=trees)
+        return check_trees(text) if trees else text
     name = command.corpus or corpus_of(system)
     if name == "files":
         raise UsageError(
