@@ -51,7 +51,7 @@ def transformer_config(system: System, target: str) -> ModelConfig:
 
 
 def check_heads(config: ModelConfig, target: str) -> None:
-    """Raise ExportError if the heads' widths are not ``d_model / h`` (Table 3, rows B and C)."""
+    """Raise ExportError if the heads' widths are not ``d_model / h`` (Table 3, rows B)."""
     width, rest = divmod(config.d_model, config.h)
     for name in ("d_k", "d_v"):
         own = getattr(config, name)

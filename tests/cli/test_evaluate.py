@@ -136,3 +136,14 @@ def test_files_may_be_pipes(tmp_path: Path, capsys: Capture) -> None:
     assert "BLEU = 100.00" in capsys.readouterr().out
     run(f"compare {pipes[0]} {pipes[1]} --samples 9", *pipes)
     assert "difference +0.00" in capsys.readouterr().out
+
+
+def test_a_blank_line_of_own_files_counts(
+    trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    files = [tmp_path / "a.de", tmp_path / "a.en"]
+    for path, own in zip(files, texts[4:6], strict=True):
+        path.write_text("\n".join([*Path(own).read_text().splitlines()[:2], "", "."]) + "\n")
+    words = map(str, ["evaluate", trained, "--test-files", *files, "--beam", "1"])
+    assert main(list(words)) == 0
+    assert ", greedy, 4 sentences" in capsys.readouterr().out
