@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +18,8 @@ from annotated_transformer.cli.main import main
 from annotated_transformer.cli.parsing import parse
 from annotated_transformer.engine.config import load_recipe
 from benchmarks import rehearsal
+from benchmarks.workers import ROOT
+from tests import claims
 
 OPTIONS = argparse.Namespace(updates=50, max_tokens=512, vocabulary=37_000, preset="base")
 # A process that starts one with a session of its own, as torchrun does, which writes a log.
@@ -94,3 +99,17 @@ def test_hours_are_operations_over_rate(name: str) -> None:
     assert found["flops"] == pytest.approx(6 * weights * tokens, rel=0.25)
     hours = found["gpu_hours"]["A100 80GB SXM"]
     assert hours * 3600 * (0.21 if big else 0.1) * 312e12 == pytest.approx(found["flops"], rel=0.05)
+
+
+def test_shares_of_the_peak_are_those_of_the_record() -> None:
+    """Here, and in the chapter that counts hours with them."""
+    steps = json.loads((ROOT / "results" / "step-gpu.json").read_text())["steps"]
+    plain = [one for one in steps if one["precision"] == "bfloat16" and not one["compiled"]]
+    found = {one["size"]: round(one["mfu"], 2) for one in plain}
+    assert found == rehearsal.SHARES
+    (told,) = (
+        re.findall(r"^GPUS, SHARE = .*(\{.*\})$", cell.source, re.MULTILINE)
+        for cell in claims.cells("results/machine_translation")
+        if "GPUS, SHARE =" in cell.source
+    )
+    assert [ast.literal_eval(one) for one in told] == [found]

@@ -151,3 +151,18 @@ def test_any_record_fits_the_page(
     assert (set(found) == {"not yet run"}) == (max(seeds) == 0)
     if max(seeds) == 1:  # one run of each settles nothing
         assert set(found) == {"not resolved"}
+
+
+def test_a_scale_with_one_seed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no interval, so it neither settles a statement nor opens one."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for name, count in (("table3-grammar", 3), ("table3-small", 1)):
+        write(tmp_path / "results", name, count)
+        claims.run_page(PAGE)
+        out = capsys.readouterr().out
+        found.append(re.findall(r"^status: ([a-z ]+)", out, re.MULTILINE))
+    assert found[0] == found[1]
+    assert out.count("without Multi30k (one seed)") == 5  # all but the positions' statement
