@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from annotated_transformer.engine.devices import mfu
 from annotated_transformer.exercises import NAMES, find
 from annotated_transformer.exercises.machinery import run
+from annotated_transformer.fast.decoding import attend_once
 from annotated_transformer.model.architecture import EncoderLayer
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.multi_head import MultiHeadedAttention
@@ -161,6 +163,40 @@ def average_by_adding(states: list[dict[str, Tensor]], k: int) -> dict[str, Tens
     return {name: sum(s[name] for s in chosen) / len(chosen) for name in chosen[0]}  # type: ignore[misc]
 
 
+def cached_one_by_one(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Any:
+    out, scale = [], q.size(-1) ** -0.5
+    for one, key, value in zip(q.unbind(1), k.unbind(1), v.unbind(1), strict=True):
+        keys, values = torch.cat([keys, key[:, None]], 1), torch.cat([values, value[:, None]], 1)
+        out.append(attend_once(scale * one[:, None], keys, values, None))
+    return torch.cat(out, 1), keys, values
+
+
+def seconds_by_intensity(products: Any, size: int, peak: float, bandwidth: float) -> float:
+    work = torch.tensor([2.0 * m * k * n for m, k, n in products]).double()
+    moved = torch.tensor([size * (m * k + k * n + m * n) for m, k, n in products])
+    return float((work / (work / moved * bandwidth).clamp(max=peak)).sum())
+
+
+def bfloat16_by_spacing(x: float) -> float:
+    if math.isinf(x):
+        return x
+    spacing = 2.0 ** (math.frexp(x)[1] - 8)
+    near = round(x / spacing) * spacing  # Python rounds to even
+    return near if abs(near) < 2.0**128 else math.copysign(math.inf, x)
+
+
+def mfu_of_package(parameters: int, lengths: list[int], seconds: float, teraflops: float | None,
+                   devices: int) -> float | None:  # fmt: skip
+    return mfu(6 * parameters * sum(lengths), seconds, teraflops and teraflops * 1e12, devices)
+
+
+def hours_by_elimination(small: Any, large: Any, tokens: int, updates: int, devices: int) -> float:
+    (n, first), (m, second) = small, large
+    weights = (first * m - second * n) / (m - n)
+    step = (second - weights) / m * tokens / devices + (weights if weights > 0 else 0)
+    return float(updates * step / 3600)
+
+
 OTHERS: list[tuple[str, Any]] = [
     ("attention", sdpa),
     ("layer_norm", norm_by_library),
@@ -190,6 +226,12 @@ OTHERS: list[tuple[str, Any]] = [
     ("model_parameters", row_by_building),
     ("training_cost", lambda days, gpus, rate: rate * 1e12 * 86_400 * gpus * days),
     ("learning_rate", lambda s, d, w: d**-0.5 * min(1 / s**0.5, s / w**1.5)),
+    ("cached_attention", cached_one_by_one),
+    ("roofline", seconds_by_intensity),
+    ("to_bfloat16", bfloat16_by_spacing),
+    ("to_bfloat16", lambda x: torch.tensor(x).bfloat16().item()),
+    ("utilization", mfu_of_package),
+    ("run_hours", hours_by_elimination),
 ]
 
 
