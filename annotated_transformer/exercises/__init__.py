@@ -24,6 +24,7 @@ MODULES: Final = {
     "background": "lstm_step gru_step additive_attention causal_convolution paired_interval",
     "counting": "layers_to_reach one_query training_cost model_parameters",
     "machine": "cached_attention roofline to_bfloat16 utilization run_hours",
+    "text": "parallel_lines clean_pairs vocabulary resume_point suggestion",
 }
 NAMES: Final = {name: module for module, names in MODULES.items() for name in names.split()}
 GROUPS: Final = {  # several parts under one name, in this order

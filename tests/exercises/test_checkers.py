@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
+import tempfile
+from bisect import bisect_right
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from annotated_transformer.engine.devices import mfu
+from annotated_transformer.data.cleaning import CleaningReport, clean
+from annotated_transformer.data.corpora import Preparation, read_parallel
+from annotated_transformer.data.files import CorpusError
+from annotated_transformer.engine.texts import line_numbers
 from annotated_transformer.exercises import NAMES, find
 from annotated_transformer.exercises.machinery import run
 from annotated_transformer.fast.decoding import attend_once
@@ -195,6 +203,52 @@ def hours_by_elimination(small: Any, large: Any, tokens: int, updates: int, devi
     weights = (first * m - second * n) / (m - n)
     step = (second - weights) / m * tokens / devices + (weights if weights > 0 else 0)
     return float(updates * step / 3600)
+def lines_of_package(source: str, target: str) -> list[tuple[int, str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = Path(folder, "a.de"), Path(folder, "a.en")
+        for path, text in zip(paths, (source, target), strict=True):
+            path.write_bytes(text.encode())
+        try:
+            found = read_parallel(*paths)
+        except CorpusError:  # no pair is left
+            return []
+    return list(zip(line_numbers(found), found.source, found.target, strict=True))
+
+
+def pairs_of_package(
+    pairs: list[tuple[str, str]], most: int, ratio: float
+) -> list[tuple[str, str]]:
+    source, target = (("text", [pair[n] for pair in pairs]) for n in range(2))
+    options = Preparation(max_words=most, max_ratio=ratio)
+    return list(clean(source, target, CleaningReport(), options))
+
+
+def vocabulary_by_maximum(
+    sentences: list[list[str]], specials: list[str], least: int
+) -> dict[str, int]:
+    found = dict.fromkeys(specials, 0)
+    words = sorted(itertools.chain(*sentences))
+    while words and words.count(best := max(words, key=words.count)) >= least:
+        found.setdefault(best, 0)
+        words = [word for word in words if word != best]
+    return {word: number for number, word in enumerate(found)}
+
+
+def point_by_search(batches: list[int], accumulate: int, updates: int) -> tuple[int, int]:
+    starts = [0, *itertools.accumulate(math.ceil(n / accumulate) for n in batches)]
+    epoch = bisect_right(starts, updates) - 1
+    return epoch, (updates - starts[epoch]) * accumulate
+
+
+def suggestion_by_editing(word: str, known: list[str], limit: int) -> str:
+    """Edit the word until it is known."""
+    letters, found = {"", *"".join(known)}, {word}
+    while limit and not found & {*known}:
+        limit -= 1
+        cuts = [(each[:i], each[i:]) for each in found for i in range(len(each) + 1)]
+        found |= {a + letter + b[k:] for a, b in cuts for letter in letters for k in (0, 1)}
+        found |= {a + b[1::-1] + b[2:] for a, b in cuts}
+    return next((other for other in known if other in found), "")
 
 
 OTHERS: list[tuple[str, Any]] = [
@@ -232,6 +286,11 @@ OTHERS: list[tuple[str, Any]] = [
     ("to_bfloat16", lambda x: torch.tensor(x).bfloat16().item()),
     ("utilization", mfu_of_package),
     ("run_hours", hours_by_elimination),
+    ("parallel_lines", lines_of_package),
+    ("clean_pairs", pairs_of_package),
+    ("vocabulary", vocabulary_by_maximum),
+    ("resume_point", point_by_search),
+    ("suggestion", suggestion_by_editing),
 ]
 
 
