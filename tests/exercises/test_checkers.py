@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 
 from annotated_transformer.exercises import NAMES, find
 from annotated_transformer.exercises.machinery import run
+from annotated_transformer.fast.sampling import Sampling
 from annotated_transformer.model.architecture import EncoderLayer
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import ModelConfig, build_model, count_parameters
+from annotated_transformer.serving.batching import Batcher, Job
+from annotated_transformer.serving.requests import Limits
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.translation.evaluation import bleu_counts, bleu_of_counts
@@ -161,6 +165,25 @@ def average_by_adding(states: list[dict[str, Tensor]], k: int) -> dict[str, Tens
     return {name: sum(s[name] for s in chosen) / len(chosen) for name in chosen[0]}  # type: ignore[misc]
 
 
+def nucleus_of_package(log_probs: Tensor, p: float) -> Tensor:
+    probs, tokens = Sampling(top_p=p).probabilities(log_probs)
+    return torch.zeros_like(probs).scatter(-1, tokens, probs).log()
+
+
+def batch_of_server(queue: list[tuple[int, int]], most: int) -> list[list[int]]:
+    jobs = [Job([4] * (length - 1), beam) for length, beam in queue]  # and the end symbol
+    server: Any = SimpleNamespace(queue=jobs, limits=Limits(tokens=most))
+    return [[jobs.index(job) for job in part] for part in Batcher._split(server)]
+
+
+def rows_by_numpy(weight: Tensor) -> list[Tensor]:
+    rows = weight.detach().numpy()
+    largest = np.abs(rows).max(1)
+    scales = np.where(largest > 0, largest / 127, 1)
+    whole = [np.rint(row / scale) for row, scale in zip(rows, scales, strict=True)]
+    return [torch.tensor(np.array(whole)).char(), torch.tensor(scales)]
+
+
 OTHERS: list[tuple[str, Any]] = [
     ("attention", sdpa),
     ("layer_norm", norm_by_library),
@@ -188,6 +211,9 @@ OTHERS: list[tuple[str, Any]] = [
     ("one_query", query_by_library),
     ("average_last", average_by_adding),
     ("model_parameters", row_by_building),
+    ("nucleus", nucleus_of_package),
+    ("next_batch", batch_of_server),
+    ("quantise_rows", rows_by_numpy),
     ("training_cost", lambda days, gpus, rate: rate * 1e12 * 86_400 * gpus * days),
     ("learning_rate", lambda s, d, w: d**-0.5 * min(1 / s**0.5, s / w**1.5)),
 ]
