@@ -8,6 +8,7 @@ import math
 import tempfile
 from bisect import bisect_right
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from annotated_transformer.engine.devices import mfu
 from annotated_transformer.data.cleaning import CleaningReport, clean
 from annotated_transformer.data.corpora import Preparation, read_parallel
 from annotated_transformer.data.files import CorpusError
+from annotated_transformer.engine.devices import mfu
 from annotated_transformer.engine.texts import line_numbers
 from annotated_transformer.exercises import NAMES, find
 from annotated_transformer.exercises.machinery import run
 from annotated_transformer.fast.decoding import attend_once
+from annotated_transformer.fast.sampling import Sampling
 from annotated_transformer.model.architecture import EncoderLayer
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import ModelConfig, build_model, count_parameters
+from annotated_transformer.serving.batching import Batcher, Job
+from annotated_transformer.serving.requests import Limits
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.translation.evaluation import bleu_counts, bleu_of_counts
@@ -203,6 +207,8 @@ def hours_by_elimination(small: Any, large: Any, tokens: int, updates: int, devi
     weights = (first * m - second * n) / (m - n)
     step = (second - weights) / m * tokens / devices + (weights if weights > 0 else 0)
     return float(updates * step / 3600)
+
+
 def lines_of_package(source: str, target: str) -> list[tuple[int, str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder, "a.de"), Path(folder, "a.en")
@@ -251,6 +257,25 @@ def suggestion_by_editing(word: str, known: list[str], limit: int) -> str:
     return next((other for other in known if other in found), "")
 
 
+def nucleus_of_package(log_probs: Tensor, p: float) -> Tensor:
+    probs, tokens = Sampling(top_p=p).probabilities(log_probs)
+    return torch.zeros_like(probs).scatter(-1, tokens, probs).log()
+
+
+def batch_of_server(queue: list[tuple[int, int]], most: int) -> list[list[int]]:
+    jobs = [Job([4] * (length - 1), beam) for length, beam in queue]  # and the end symbol
+    server: Any = SimpleNamespace(queue=jobs, limits=Limits(tokens=most))
+    return [[jobs.index(job) for job in part] for part in Batcher._split(server)]
+
+
+def rows_by_numpy(weight: Tensor) -> list[Tensor]:
+    rows = weight.detach().numpy()
+    largest = np.abs(rows).max(1)
+    scales = np.where(largest > 0, largest / 127, 1)
+    whole = [np.rint(row / scale) for row, scale in zip(rows, scales, strict=True)]
+    return [torch.tensor(np.array(whole)).char(), torch.tensor(scales)]
+
+
 OTHERS: list[tuple[str, Any]] = [
     ("attention", sdpa),
     ("layer_norm", norm_by_library),
@@ -278,6 +303,9 @@ OTHERS: list[tuple[str, Any]] = [
     ("one_query", query_by_library),
     ("average_last", average_by_adding),
     ("model_parameters", row_by_building),
+    ("nucleus", nucleus_of_package),
+    ("next_batch", batch_of_server),
+    ("quantise_rows", rows_by_numpy),
     ("training_cost", lambda days, gpus, rate: rate * 1e12 * 86_400 * gpus * days),
     ("learning_rate", lambda s, d, w: d**-0.5 * min(1 / s**0.5, s / w**1.5)),
     ("cached_attention", cached_one_by_one),
