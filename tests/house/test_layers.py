@@ -184,7 +184,7 @@ def test_length_is_noticed(package: Path) -> None:
         "annotated_transformer/model/g.py: f has 61 lines, more than 50",
         "model/ without complexity has 724 lines, more than 700",
     ]
-        assert layers.package_lines(package.parent)[0] > 1100
+    assert layers.package_lines(package.parent)[0] > 1100
 
 
 def test_long_cell_is_noticed(project: Path, write: Write) -> None:
