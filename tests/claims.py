@@ -32,7 +32,7 @@ import types
 import unittest.mock
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ import torch
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 PICTURES = {"show", "live", "print", "display"}  # calls that change nothing
+# Long experiments are run with fewer seeds here, unbroken and broken; the notebooks run them whole.
+FEWER: dict[str, tuple[str, str]] = {
+    "training/optimizer": ("for seed in range(3)]", "for seed in range(1)]"),
+    "model/embeddings": ("for seed in range(4)])", "for seed in range(2)])"),
+}
 
 
 class CellError(Exception):
@@ -75,6 +80,16 @@ def cells(chapter: str) -> tuple[Cell, ...]:
         Cell(number, cell.source, frozenset(cell.metadata.get("tags", [])))
         for number, cell in enumerate(code, start=1)
     )
+
+
+def with_fewer_seeds(chapter: str) -> tuple[Cell, ...]:
+    """Return the cells of a chapter, its long experiment with fewer seeds."""
+    old, new = FEWER.get(chapter, ("", ""))
+    every = cells(chapter)
+    if not old:
+        return every
+    assert sum(cell.source.count(old) for cell in every) == 1, f"{chapter}: {old!r} occurs once"
+    return tuple(replace(cell, source=cell.source.replace(old, new)) for cell in every)
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
@@ -184,9 +199,9 @@ class _NoAssertions(ast.NodeTransformer):
         return node
 
 
-def _body(cell: Cell, claim: str, replace: tuple[str, str] = ("", "")) -> list[ast.stmt]:
+def _body(cell: Cell, claim: str, change: tuple[str, str] = ("", "")) -> list[ast.stmt]:
     """Parse a cell; one that does not check the claim loses its own assertions."""
-    body = ast.parse(cell.source.replace(*replace) if replace[0] else cell.source).body
+    body = ast.parse(cell.source.replace(*change) if change[0] else cell.source).body
     return body if cell.checks(claim) else [_NoAssertions().visit(part) for part in body]
 
 
@@ -256,8 +271,9 @@ def broken(module: str, old: str, new: str) -> Iterator[None]:
 def run_claim(
     chapter: str,
     claim: str,
-    replace: tuple[str, str] | None = None,
+    change: tuple[str, str] | None = None,
     *,
+    fewer: bool = False,
     whole: bool = False,
     module: str | None = None,
 ) -> dict[str, Any]:
@@ -266,7 +282,8 @@ def run_claim(
     Args:
         chapter: The chapter's path in the book, such as ``"model/attention"``.
         claim: Number of the claim, such as ``"3.2a"``.
-        replace: Old and new text; the old text must occur once in the cells that are run.
+        change: Old and new text; the old text must occur once in the cells that are run.
+        fewer: Run a long experiment with fewer seeds, see ``FEWER``.
         whole: Run every cell up to the last tagged one, and not only those needed.
         module: Replace in this module of the package instead.
 
@@ -276,20 +293,20 @@ def run_claim(
     Raises:
         CellError: A cell failed.
     """
-    if module is not None and replace is not None:
-        with broken(module, *replace):
-            return run_claim(chapter, claim, whole=whole)
-    every = cells(chapter)
+    if module is not None and change is not None:
+        with broken(module, *change):
+            return run_claim(chapter, claim, fewer=fewer, whole=whole)
+    every = with_fewer_seeds(chapter) if fewer else cells(chapter)
     chosen = needed(every, claim)
     if whole:
         chosen = [cell for cell in every if cell.number <= chosen[-1].number]
-    if replace is not None:
-        count = sum(cell.source.count(replace[0]) for cell in chosen)
-        assert count == 1, f"{replace[0]!r} occurs {count} times in the cells that are run"
+    if change is not None:
+        count = sum(cell.source.count(change[0]) for cell in chosen)
+        assert count == 1, f"{change[0]!r} occurs {count} times in the cells that are run"
     compiler = codeop.Compile()  # keeps `from __future__` from cell to cell, as a notebook does
     with _sandbox(f"_claim_{claim.replace('.', '_')}") as namespace:
         for cell in chosen:
-            tree = ast.Module(_body(cell, claim, replace or ("", "")), [])
+            tree = ast.Module(_body(cell, claim, change or ("", "")), [])
             code = compiler(tree, f"{chapter}.md[cell {cell.number}]", "exec")  # type: ignore[arg-type]
             try:
                 exec(code, namespace)
@@ -322,7 +339,7 @@ def run_page(chapter: str, instead: Mapping[str, str] | None = None) -> dict[str
 
 @functools.lru_cache
 def _passes(chapter: str, claim: str, whole: bool) -> None:
-    run_claim(chapter, claim, whole=whole)
+    run_claim(chapter, claim, fewer=True, whole=whole)
 
 
 def assert_claim_can_fail(
@@ -354,7 +371,7 @@ def assert_claim_can_fail(
         raise AssertionError(f"claim {claim} fails unbroken: {error}") from error
     refuted: CellError | None = None
     try:
-        run_claim(chapter, claim, (old, new), whole=whole, module=module)
+        run_claim(chapter, claim, (old, new), fewer=True, whole=whole, module=module)
     except CellError as error:
         refuted = error
     assert refuted is not None, f"claim {claim} does not notice {old!r} -> {new!r}"
