@@ -96,7 +96,7 @@ strict: $(READY)
 	$(JB) -W -n --keep-going
 
 browser: $(READY)
-	$(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist=load tests/browser
+	$(RUN) $(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist=load --durations=10 tests/browser
 
 # A part of the tests with the lowest versions that pyproject.toml names, in an environment of its own.
 lowest: $(READY)
