@@ -35,7 +35,7 @@ from annotated_transformer.training.loop import evaluate, update
 from annotated_transformer.training.optimizer import make_adam
 from benchmarks.chapters import definitions
 from tests.engine.small import OPTIONS, TEXTS
-from tests.processes import torchrun
+from tests.processes import together
 
 beam_search_uncached = definitions("translation/beam_search")["beam_search_uncached"]
 OTHERS = ("rnn", "rnn-attention", "rnn-dot", "convolution")
@@ -158,7 +158,9 @@ def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:
     groups = [[drawn(), drawn()] for _ in range(4)]  # four updates of two micro-batches
     (tmp_path / "groups.json").write_text(json.dumps(groups))
     (tmp_path / "program.py").write_text(PROGRAM)
-    torchrun(2, *(str(tmp_path / name) for name in ("program.py", "groups.json", "state.json")))
+    together(
+        2, tmp_path / "program.py", *(str(tmp_path / n) for n in ("groups.json", "state.json"))
+    )
     states = json.loads((tmp_path / "state.json").read_text())
     small = (SMALL[name] for name in ("rnn-attention", "rnn-dot", "convolution"))
     for number, kind in enumerate(small):

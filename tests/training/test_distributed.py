@@ -32,7 +32,7 @@ from annotated_transformer.training.distributed import (
 )
 from annotated_transformer.training.loop import ALONE, evaluate, update
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
-from tests.processes import torchrun
+from tests.processes import together
 
 Sentences = list[list[list[int]]]  # sources and targets
 SIDES = st.lists(
@@ -268,7 +268,9 @@ def run(folder: Path, groups: list[list[Sentences]], size: int, form: str) -> li
     """Run the program in several processes; return what each of them saw."""
     (folder / "program.py").write_text(PROGRAM)
     (folder / "groups.json").write_text(json.dumps(groups))
-    torchrun(size, *[str(folder / n) for n in ("program.py", "groups.json", "state")], form)
+    together(
+        size, folder / "program.py", *(str(folder / n) for n in ("groups.json", "state")), form
+    )
     return [json.loads((folder / f"state.{rank}").read_text()) for rank in range(size)]
 
 
