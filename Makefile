@@ -13,6 +13,7 @@ PORT    ?= 8000
 # One worker for each processor, one thread for each worker.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 TESTS   := tests book
+HOUSE   := $(filter-out tests/house/test_colab.py, $(wildcard tests/house/test_*.py))
 RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
 PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
 JB      := $(RUN) $(BIN)/jupyter-book build . --quiet
@@ -29,7 +30,7 @@ $(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile --require-hashes --no-deps -r requirements.txt
 	$(PIP) install --no-compile -r requirements-torch.txt
-	@$(BIN)/python -m compileall -q -j $(WORKERS) $(VENV)/lib >/dev/null 2>&1 || true
+	@$(BIN)/python -m compileall -q -j $(WORKERS) -x '/tests/|/transformers/models/' $(VENV)/lib >/dev/null 2>&1 || true
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@$(PIP) check
 	@touch $@
@@ -59,8 +60,8 @@ benchmark: $(READY)
 epub: book
 	@$(BIN)/python book/_ext/epub.py
 
-# The strict build keeps one processor busy: types, and the tests of the house, run beside it.
-test: TESTS = tests book --ignore=tests/house
+# The strict build keeps one processor busy for a while: types, and the quick tests of the house, run beside it.
+test: TESTS = tests book $(HOUSE:%=--ignore=%)
 test: $(READY) export lint unit pages browser
 	@echo "All checks passed."
 
@@ -86,7 +87,7 @@ coverage: COVERAGE = --cov=annotated_transformer
 coverage: unit
 
 house: $(READY)
-	$(RUN) $(BIN)/python -m pytest -q tests/house
+	$(RUN) $(BIN)/python -m pytest -q $(HOUSE)
 
 pages: $(READY)
 	@$(MAKE) strict & build=$$!; $(MAKE) types house; beside=$$?; wait $$build && exit $$beside

@@ -146,7 +146,7 @@ def forks() -> Forks:
 
 def launch(words: list[str], **options: Any) -> Any:
     """Start a kernel, as :func:`jupyter_client.launcher.launch_kernel` does."""
-    if words[1:3] != LAUNCHED or options.get("env") is None:
+    if words[:3] != [sys.executable, *LAUNCHED] or options.get("env") is None:
         return launcher.launch_kernel(words, **options)
     return Forked(forks(), words[3:], options.get("cwd") or os.getcwd(), options["env"])
 
