@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 # What every process would load for itself: a fork has it.
-LOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", __name__]
+LOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel",
+          "annotated_transformer.cli.train", __name__]  # fmt: skip
 
 
 def together(size: int, program: Path, *words: str) -> None:
@@ -46,6 +49,46 @@ def _one(rank: int, size: int, port: int, said: str, *words: str) -> None:
     )  # fmt: skip
     sys.argv = list(words)
     runpy.run_path(words[0], run_name="__main__")
+
+
+class Command:
+    """The command line in a process of its own: forked, on one thread."""
+
+    def __init__(self, words: list[str], said: Path) -> None:
+        """Start it; what it says as errors goes into a file."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(LOADED)
+        self.said = said
+        self.process = context.Process(target=_command, args=(words, str(said)))
+        self.process.start()
+
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.exitcode is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.process.ident or 0, number)
+
+    def end(self) -> tuple[int | None, str]:
+        """Wait for its end; return its status, negative after a signal, and what it said."""
+        self.process.join(timeout=300)
+        self.process.kill()  # nothing, where it has ended
+        return self.process.exitcode, self.said.read_text(encoding="utf-8")
+
+
+def _command(words: list[str], said: str) -> None:
+    """Be the command."""
+    from annotated_transformer.cli import main, systems, train
+
+    for stream, path in ((1, os.devnull), (2, said)):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), stream)
+    torch.set_num_threads(1)
+    for module in (systems, train):  # measuring products takes longer than the test
+        vars(module)["prepare_cpu"] = lambda: "float32 products: as they come"
+    sys.argv = ["annotated-transformer", *words]
+    sys.exit(main.main())
 
 
 def torchrun(size: int, *words: str) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,30 +18,12 @@ from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
 from annotated_transformer.engine.journal import read_journal
 from tests.cli.command import SIZES
-
-PROGRAM = """
-import sys
-from annotated_transformer.cli import main, systems, train
-
-systems.prepare_cpu = train.prepare_cpu = lambda: "float32 products: as they come"
-sys.exit(main.main())
-"""
+from tests.processes import Command
 
 
-def start(words: list[str]) -> "subprocess.Popen[str]":
-    """Start the command in a process of its own, on one thread."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-    )
-
-
-def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+def wait_for(path: Path, running: Callable[[], bool]) -> None:
     """Wait until a file is there or the process ended."""
-    while not path.exists() and process.poll() is None:
+    while not path.exists() and running():
         time.sleep(0.01)
 
 
@@ -48,29 +31,28 @@ def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> Non
     options = [*SIZES.split(), "--updates", "40", *texts, "--save-every", "0"]
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     words = ["train", *options, "--out", str(stopped)]
-    with start(["train", *options, "--out", str(straight)]) as process:
-        # Killed without warning, at a moment drawn by chance.
-        chance = random.Random(time.time_ns())
-        with start(words) as killed:
-            wait_for(stopped / "config.json", killed)
-            time.sleep(chance.uniform(0, 0.5))
-            killed.kill()
-        # Ctrl-C, as soon as there is a checkpoint that is newer.
-        (stopped / "model.safetensors").unlink(missing_ok=True)
-        with start(words) as interrupted:
-            wait_for(stopped / "training", interrupted)
-            wait_for(stopped / "model.safetensors", interrupted)
-            interrupted.send_signal(signal.SIGINT)
-            assert interrupted.stderr is not None
-            message = interrupted.stderr.read()
-        assert interrupted.returncode == 130
-        assert re.search(r"interrupted( after update \d+; run the same command.*)?$", message)
-        assert "Traceback" not in message
-        with start(words) as last:
-            assert last.stderr is not None
-            assert "Traceback" not in last.stderr.read()
-        assert last.returncode == 0
-    assert process.returncode == 0
+    undisturbed = Command(["train", *options, "--out", str(straight)], tmp_path / "straight.err")
+    # Killed without warning, at a moment drawn by chance.
+    chance = random.Random(time.time_ns())
+    killed = Command(words, tmp_path / "killed.err")
+    wait_for(stopped / "config.json", killed.running)
+    time.sleep(chance.uniform(0, 0.5))
+    killed.signal(signal.SIGKILL)
+    killed.end()
+    # Ctrl-C, as soon as there is a checkpoint that is newer.
+    (stopped / "model.safetensors").unlink(missing_ok=True)
+    interrupted = Command(words, tmp_path / "interrupted.err")
+    wait_for(stopped / "training", interrupted.running)
+    wait_for(stopped / "model.safetensors", interrupted.running)
+    interrupted.signal(signal.SIGINT)
+    status, message = interrupted.end()
+    assert status == 130
+    assert re.search(r"interrupted( after update \d+; run the same command.*)?$", message)
+    assert "Traceback" not in message
+    status, message = Command(words, tmp_path / "last.err").end()
+    assert status == 0
+    assert "Traceback" not in message
+    assert undisturbed.end()[0] == 0
     first, second = (load_tensors(checkpoint_paths(f)[-1])[0] for f in (straight, stopped))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -97,7 +79,7 @@ def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_pa
     options = [*SIZES.split(), "--updates", "30", *texts, "--save-every", "0", "--quiet"]
     words = ["train", *options, "--out", str(tmp_path / "run")]
     with start_together(words) as process:  # a cluster wants its machine back
-        wait_for(tmp_path / "run/model.safetensors", process)
+        wait_for(tmp_path / "run/model.safetensors", lambda: process.poll() is None)
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
         message = process.stderr.read()
