@@ -65,6 +65,8 @@ class Forks:
         program = "import sys; from tests.cli.forks import serve; serve(int(sys.argv[1]))"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+        # Large pages: a fork has fewer of them to note.
+        environment |= {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, str(other.fileno())],
             pass_fds=[other.fileno()],
