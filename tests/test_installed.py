@@ -226,12 +226,12 @@ def test_scores_evaluates_and_diagnoses(newcomer: Installed, trained: Done) -> N
 def test_plots_and_averages(newcomer: Installed, trained: Done) -> None:
     assert newcomer.run("plot one -o run.svg").err == "wrote run.svg\n"
     assert newcomer.bytes("run.svg").count(b"<path") > 20
-    newcomer.shell("cp -r one mean")
-    done = newcomer.run("average mean --last 1")
-    assert done.err.startswith("wrote mean/averaged.safetensors; ")
-    of_two, of_one = (newcomer.run(f"score {n} val.de val.en --averaged") for n in ("one", "mean"))
-    assert of_one.out != of_two.out
-    assert of_one.err.endswith("by mean/averaged.safetensors\n")
+    newcomer.shell("cp -r one last")
+    done = newcomer.run("average last --last 1")
+    assert done.err.startswith("wrote last/averaged.safetensors; ")
+    two, one = (newcomer.run(f"score {name} val.de val.en --averaged") for name in ("one", "last"))
+    assert one.out != two.out
+    assert one.err.endswith("by last/averaged.safetensors\n")
 
 
 @pytest.mark.parametrize(
