@@ -34,6 +34,7 @@ LONG = (
     "tests/benchmarks/test_rehearsal.py",
     "tests/benchmarks/test_before.py",
     "tests/house/test_colab.py",
+    "tests/test_installed.py",
 )
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +20,15 @@ from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.pretrained import RUNNING
 from annotated_transformer.serving.server import address, listen
 from tests.cli.command import Capture, fails
-from tests.serving.servers import ask, until
+from tests.serving.servers import ask, started, until
 
 LINES = load_corpus("grammar", split="val").head(12).source
-
-
-@contextmanager
-def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start the command in a process; yield it with its port when it says that it is ready."""
-    command = [sys.executable, "-m", "annotated_transformer", "serve", "--port", "0", *words]
-    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)\n", line)
-            assert found, (line, process.stderr and process.stderr.read())
-            yield process, int(found[1])
-        finally:
-            process.kill()
+PROGRAM = [sys.executable, "-m", "annotated_transformer"]
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_what_is_under_way_is_answered_before_the_end(name: str, status: int) -> None:
-    with started() as (process, port), ThreadPoolExecutor(16) as pool:
+    with started(PROGRAM) as (process, port), ThreadPoolExecutor(16) as pool:
         data, answers = {"sentences": LINES, "beam": 4}, list[Future[Any]]()
 
         def more_than_one_waits() -> bool:
@@ -69,7 +52,7 @@ def test_what_is_under_way_is_answered_before_the_end(name: str, status: int) ->
 
 def test_a_trained_system_translates_as_it_does_elsewhere(trained: Path) -> None:
     system = load_system(trained)
-    with started(str(trained)) as (_, port):
+    with started(PROGRAM, str(trained)) as (_, port):
         status, found, _ = ask(port, "/translate", {"sentences": LINES, "beam": 4})
         assert (status, found["translations"]) == (200, translate_lines(system, LINES, beam=4))
         _, page, _ = ask(port, "/")

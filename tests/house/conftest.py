@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 for folder in (ROOT / "book" / "_ext", Path(__file__).parent):
     sys.path.insert(0, str(folder))
 
+from environments import build, copy_project  # noqa: E402
+
 HEADER = """\
 ---
 jupytext:
@@ -31,6 +33,14 @@ export:
 Some text.
 """
 Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Build the wheel and the source distribution of the project as it is now."""
+    folder = tmp_path_factory.mktemp("build")
+    project = copy_project(folder / "project")
+    return {kind: build(project, folder, kind) for kind in ("build_sdist", "build_wheel")}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import venv
 import zipfile
 from collections.abc import Iterable
@@ -87,3 +88,32 @@ def copy_project(folder: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
     return folder
+
+
+BUILD = "from setuptools.build_meta import {0} as build; print(build({1!r}))"
+
+
+def build(project: Path, folder: Path, kind: str = "build_wheel") -> Path:
+    """Build the wheel of a project, or its ``build_sdist``, with what is installed here."""
+    program = BUILD.format(kind, str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=project, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
+
+
+def install(folder: Path, wheel: Path, *needs: str) -> Path:
+    """Make an environment with the wheel and what is needed, and nothing else."""
+    packages = closure([*needs, "pip"])
+    packages.pop("annotated-transformer", None)
+    python = make(folder, packages.values())
+    pip = ["-m", "pip", "install", "--quiet", "--no-deps", str(wheel)]
+    subprocess.run([str(python), *pip], env=offline(folder), check=True)
+    return python
+
+
+def content(wheel: Path) -> dict[str, bytes]:
+    """Return the files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}

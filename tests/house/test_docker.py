@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
+from pathlib import Path
 
 import tomli
+from environments import build, content, copy_project
 from house import ROOT
 
 from annotated_transformer.cli.options import Serve
@@ -59,6 +62,20 @@ def test_what_is_copied_exists_and_is_not_ignored() -> None:
     assert needed <= set(copied)
     (extras,) = re.findall(r'"\.\[(.*?)\]"', of("RUN")[0])
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_what_is_copied_builds_the_whole_wheel(built: dict[str, Path], tmp_path: Path) -> None:
+    project, image = copy_project(tmp_path / "project"), tmp_path / "image"
+    image.mkdir()
+    for *sources, target in map(str.split, of("COPY")):
+        for source in sources:  # a folder's content goes to the target, a file into it
+            if (project / source).is_dir():
+                shutil.copytree(project / source, image / target)
+            else:
+                shutil.copy(project / source, image / target)
+    found, whole = content(build(image, tmp_path)), content(built["build_wheel"])
+    assert sorted(found) == sorted(whole)
+    assert found == whole
 
 
 def test_its_command_is_one_of_ours() -> None:

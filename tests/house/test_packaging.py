@@ -3,7 +3,6 @@
 import email
 import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -11,42 +10,16 @@ from pathlib import Path
 import pytest
 import tomli
 import yaml
-from environments import closure, copy_project, make, offline
+from environments import build, closure, content, install, make, offline
 from house import ROOT
 from packaging.requirements import Requirement
 
 import annotated_transformer
 from tests.lowest import APART, BoundError, pins, requirements
+from tests.serving.servers import serves_until_it_is_stopped
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 EXTRAS = tomli.loads(PYPROJECT)["project"]["optional-dependencies"]
-BUILD = "from setuptools.build_meta import {0} as build; print(build({1!r}))"
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build the wheel and the source distribution of the project as it is now."""
-    folder = tmp_path_factory.mktemp("build")
-    project = copy_project(folder / "project")
-    found = {}
-    for kind in ("build_sdist", "build_wheel"):
-        program = BUILD.format(kind, str(folder))
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=project, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        found[kind] = folder / done.stdout.splitlines()[-1]
-    return found
-
-
-def install(folder: Path, wheel: Path, *needs: str) -> Path:
-    """Make an environment with the wheel and what is needed, and nothing else."""
-    packages = closure([*needs, "pip"])
-    packages.pop("annotated-transformer", None)
-    python = make(folder, packages.values())
-    pip = ["-m", "pip", "install", "--quiet", "--no-deps", str(wheel)]
-    subprocess.run([str(python), *pip], env=offline(folder), check=True)
-    return python
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +61,7 @@ def test_source_distribution_builds_and_has_no_test_that_cannot_run(
     assert not [name for name in names if "/tests/" in name or name.endswith("/tests")]
     assert {"LICENSE", "README.md", "pyproject.toml"} <= {Path(name).name for name in names}
     (folder,) = tmp_path.iterdir()
-    program = BUILD.format("build_wheel", str(tmp_path))
-    subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, check=True, capture_output=True, text=True
-    )
-    (again,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(again) as one, zipfile.ZipFile(built["build_wheel"]) as other:
-        assert {name: one.read(name) for name in one.namelist()} == {
-            name: other.read(name) for name in other.namelist()
-        }
+    assert content(build(folder, tmp_path)) == content(built["build_wheel"])
 
 
 def test_metadata_says_what_it_is(built: dict[str, Path]) -> None:
@@ -139,6 +104,17 @@ def test_core_needs_torch_alone(core: Path) -> None:
     assert Path(file).is_relative_to(core.parents[1])
 
 
+EXPORT = """
+import contextlib, io, os, re
+from pathlib import Path
+from annotated_transformer.cli.main import main
+assert main(["export", "out", "--to", "TARGET"]) == 0
+os.chdir("out")
+(code,) = re.findall(r"```python\\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    exec(code.replace("…", "Der Hund schläft."), {})
+assert "The dog sleeps." in re.split(r"[\\n']", out.getvalue()), out.getvalue()
+"""
 # What each extra is for; the book and dev serve this project alone. Others are imported.
 USES = {
     "translation": """
@@ -156,7 +132,9 @@ from annotated_transformer.figures import lines, show
 figure = lines({"a": ([1, 2], [3, 4])}, x_label="x", y_label="y")
 assert "<svg" in str(show(figure, "A line.")._repr_mimebundle_())
 """,
+    **{name: EXPORT.replace("TARGET", name) for name in ("ctranslate2", "huggingface", "onnx")},
 }
+WITH_COMMAND = {"serve", "ctranslate2", "huggingface", "onnx"}  # they read tokenizers
 IMPORT = """
 import importlib
 from importlib.metadata import packages_distributions
@@ -170,12 +148,17 @@ import annotated_transformer.article
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_each_extra_is_enough_by_itself(extra: str, built: dict[str, Path], tmp_path: Path) -> None:
     """What it names can be imported with nothing but what that needs, and does its work."""
-    packages = closure([f"annotated-transformer[{extra}]"])
+    extras = f"translation,{extra}" if extra in WITH_COMMAND else extra
+    packages = closure([f"annotated-transformer[{extras}]"])
     packages.pop("annotated-transformer")
     python = make(tmp_path, packages.values())
     (site,) = tmp_path.glob("lib/python*/site-packages")
     with zipfile.ZipFile(built["build_wheel"]) as wheel:
         wheel.extractall(site)
+    if extra == "serve":
+        command = [str(python), "-m", "annotated_transformer"]
+        serves_until_it_is_stopped(command, tmp_path, offline(tmp_path))
+        return
     wanted = {Requirement(line).name.lower() for line in EXTRAS[extra]}
     program = USES.get(extra, IMPORT.replace("WANTED", repr(wanted)))
     done = call(python, "python", "-c", program)

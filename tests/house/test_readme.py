@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import annotated_transformer
+from annotated_transformer.engine.precision import find_device
 from benchmarks import tables
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,21 @@ def test_what_is_not_run_yet_is_called_so() -> None:
     assert "multi30k" in corpora
     assert "wmt14" not in corpora
     assert row("English to German, WMT 2014")[1].startswith("[not run yet]")
+
+
+@pytest.mark.parametrize("page", ["README.md", "book/engineering/using.md"])
+def test_gpu_that_is_not_taken_by_itself_is_named(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that it is not yet run, as long as no record is of one."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert (find_device("auto"), find_device("mps")) == ("cpu", "mps")
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert "NVIDIA GPU" in text
+    assert "`--device mps`, which we have not run yet" in text
+    records = [path.read_text(encoding="utf-8") for path in (ROOT / "results").rglob("*.json")]
+    assert not [text for text in records if re.search(r'"device": "mps|--device mps', text)]
 
 
 def test_the_model_that_comes_with_the_package() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from annotated_transformer.cli.options import Search
@@ -123,3 +127,38 @@ def until(condition: Callable[[], object], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end, "it does not come about"
         time.sleep(0.01)
+
+
+@contextmanager
+def started(
+    program: Sequence[str],
+    *words: str,
+    folder: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start ``serve`` in a process; yield it with its port when it says that it is ready."""
+    command = [*program, "serve", "--port", "0", *words]
+    options: dict[str, Any] = {"cwd": folder, "env": env, "text": True}
+    with subprocess.Popen(command, stdout=-1, stderr=-1, **options) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)\n", line)
+            assert found, (line, process.stderr and process.stderr.read())
+            yield process, int(found[1])
+        finally:
+            process.kill()
+
+
+def serves_until_it_is_stopped(
+    program: Sequence[str], folder: Path, env: Mapping[str, str]
+) -> None:
+    """See that the command answers with the package's model, and how SIGTERM ends it."""
+    with started(program, folder=folder, env=env) as (process, port):
+        assert ask(port, "/health")[0] == 200
+        status, found, _ = ask(port, "/translate", {"sentences": ["Der Hund schläft."]})
+        assert (status, found["translations"]) == (200, ["The dog sleeps."])
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out) == (143, "")
+        assert err.endswith("annotated-transformer: interrupted\n")
