@@ -74,6 +74,38 @@ def test_the_build_writes_the_weights_and_the_vocabulary(site: Path) -> None:
         assert data[name] == json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
+BOOK = Path(live.__file__).parents[1]
+
+
+def without_figure(text: str) -> list[str]:
+    """Return the places of the model on a page that show no figure without scripts."""
+    found = []
+    for match in re.finditer(r"^:::\{translator\}\n(.*?)^:::\n\n(.*?)(?=^```$)", text, re.M | re.S):
+        place, below = match.groups()
+        drawn = (
+            ":replaces-next:" in place and below.startswith("```{code-cell}") and "show(" in below
+        )
+        if not drawn and "![" not in place:
+            found.append(place)
+    return found
+
+
+def test_every_place_in_the_book_has_a_figure_without_scripts() -> None:
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in BOOK.rglob("*.md")}
+    places = {stem for stem, text in texts.items() if "\n:::{translator}" in text}
+    assert places >= {"index", "multi_head", "transformer"}
+    assert {
+        stem: without_figure(texts[stem]) for stem in places if without_figure(texts[stem])
+    } == {}
+
+
+def test_place_with_one_sentence_for_a_figure_is_noticed() -> None:
+    (sentence,) = without_figure(":::{translator}\n:mixer:\n\nWith scripts.\n:::\n\nText.\n```\n")
+    assert "With scripts." in sentence
+    assert without_figure(":::{translator}\n:replaces-next:\n:::\n\nText, no cell.\n```\n")
+    assert not without_figure(":::{translator}\n\n![A figure.](a.svg)\n:::\n\nText.\n```\n")
+
+
 def test_weights_that_are_too_large_stop_the_build() -> None:
     with pytest.raises(ValueError, match="more than 1500000"):
         live.weights_script(bytes(1_200_000))

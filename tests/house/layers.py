@@ -20,6 +20,7 @@ CELL_LINES = 30  # of part I, exported or visible
 PART_WORDS = 35_000  # of part I, without its code and its exercises
 PART_CHAPTERS = 24
 CHAPTER_WORDS = 2_500  # about 25 minutes, with the code between
+QUIET = {"print", "len", "show", "Table", "zip", "enumerate"}  # they compute nothing
 PACKAGE_LINES = 20_080  # without the exercises; on the way to 12,000: lower it
 EXERCISE_LINES = 3_000  # about 45 for each checker
 
@@ -179,3 +180,56 @@ def words(text: str) -> int:
     unread = r"^(:::|```|:[a-z]+: |\([a-z0-9-]+\)=).*$|<[^>]*>|\{[a-z:]+\}(?=`)"
     story = re.sub(unread, "", story, flags=re.MULTILINE)
     return sum(any(letter.isalnum() for letter in word) for word in story.split())
+
+
+def names(node: ast.AST) -> set[str]:
+    """Return the names that an expression reads or binds; a length says nothing of its text."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len":
+        return set()
+    found = {node.id} if isinstance(node, ast.Name) else set[str]()
+    return found.union(*map(names, ast.iter_child_nodes(node)))
+
+
+def bindings(statement: ast.stmt) -> Iterator[tuple[set[str], set[str]]]:
+    """Return what a statement assigns to, and the names that each is made of."""
+    for node in expressions(statement):
+        if isinstance(node, ast.comprehension):
+            yield names(node.target), names(node.iter)
+    if isinstance(statement, ast.For):
+        yield names(statement.target), names(statement.iter)
+    elif isinstance(statement, ast.Assign):
+        yield set().union(*map(names, statement.targets)), names(statement.value)
+    elif isinstance(statement, ast.AnnAssign) and statement.value:
+        yield names(statement.target), names(statement.value)
+
+
+def expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Return the expressions of a statement, without those of the statements in it."""
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.stmt):
+            yield from ast.walk(child)
+
+
+def goes_through_the_model(text: str) -> bool:
+    """Whether a page, before its exercises, hands the running sentence to the package's model.
+
+    An import is no use: some call must name both, or what was made of both, as
+    ``system.trace(german, english)`` does after ``german = RUNNING.text("de")``.
+    """
+    story = text.partition("\n## Exercise")[0]
+    cells = jupytext.reads(story, fmt="md:myst").cells
+    tree = ast.parse("\n".join(plain(c.source) for c in cells if c.cell_type == "code"))
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    model, sentence = {"load_pretrained"}, {"RUNNING"}  # and what is made of them, so far
+    for statement in sorted(statements, key=lambda node: node.lineno):
+        made = list(bindings(statement))
+        for targets, parts in made:
+            for known in (model, sentence):
+                known -= targets - parts
+                known |= targets if parts & known else set()
+        for call in (node for node in expressions(statement) if isinstance(node, ast.Call)):
+            values = [*call.args, *(word.value for word in call.keywords)]
+            by, given = names(call.func), set[str]().union(*map(names, values))
+            if not by & QUIET and given & sentence and (by | given) & (model - sentence):
+                return True
+    return False

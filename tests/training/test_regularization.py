@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jupytext
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from annotated_transformer.figures import Table
 from annotated_transformer.training.regularization import LabelSmoothing, Variant, smoothed_target
 
 VARIANTS: tuple[Variant, ...] = ("paper", "others", "article")
@@ -155,3 +162,66 @@ def test_the_papers_variant_is_pytorchs_cross_entropy_less_the_entropy(smoothing
     )
     found = LabelSmoothing(7, 0, smoothing, variant="paper")(logits.log_softmax(1), target)
     torch.testing.assert_close(found, plain - torch.special.entr(dense).sum())
+
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = "table3-small.json"
+TOLD = "no dropout: perplexity times "
+
+
+def real_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the two cells of the chapter that read a real run, as if the folder were the book's."""
+    cells = jupytext.read(ROOT / "book/training/regularization.md").cells
+    sources = [c.source for c in cells if RECORD in c.source or "def compare(" in c.source]
+    assert len(sources) == 2
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {"Path": Path, "Table": Table, "json": json, "math": math}
+    exec("\n".join(sources), names)
+    return names
+
+
+@pytest.fixture
+def record() -> dict[str, Any]:
+    """Return the record that comes with the repository."""
+    found: dict[str, Any] = json.loads((ROOT / "results" / RECORD).read_text(encoding="utf-8"))
+    return found
+
+
+def test_page_says_so_where_no_run_is_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert real_run(tmp_path, monkeypatch)["runs"] == {}
+    assert capsys.readouterr().out == "Not yet run, as far as this folder knows\n"
+
+
+@pytest.mark.parametrize("lost", [(), ("base",), ("D_drop0",), ("D_smooth0", "base")])
+def test_record_of_fewer_rows_breaks_no_page(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    record: dict[str, Any],
+    lost: tuple[str, ...],
+) -> None:
+    for row in lost:
+        record["rows"][row]["runs"].pop("0")  # a row that waits for its first seed
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / RECORD).write_text(json.dumps(record), encoding="utf-8")
+    names = real_run(tmp_path, monkeypatch)
+    assert len(names["runs"]) == 3 - len(lost)
+    both_at_hand = not {"base", "D_drop0"} & set(lost)
+    assert (TOLD in capsys.readouterr().out) is both_at_hand
+
+
+def test_what_the_page_says_follows_the_record(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    record: dict[str, Any],
+) -> None:
+    rows = record["rows"]
+    base, bare = (rows[row]["runs"]["0"] for row in ("base", "D_drop0"))
+    bare["loss"], bare["bleu"] = base["loss"] + math.log(3), base["bleu"] + 2
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / RECORD).write_text(json.dumps(record), encoding="utf-8")
+    real_run(tmp_path, monkeypatch)
+    assert f"{TOLD}3.00, BLEU +2.0 (the paper's: times 1.17, BLEU -1.2)" in capsys.readouterr().out
