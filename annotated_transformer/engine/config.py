@@ -133,7 +133,7 @@ class OptimOptions:
     eval_bleu: bool = False
     """At each validation, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
-    """What decides which weights are best, and what --patience watches: the loss or BLEU."""
+    """Metric that decides which weights are best, and that --patience watches."""
     patience: int | None = option(None, least=1)
     """Stop after this many validations in a row without better weights (never by default)."""
 
