@@ -324,7 +324,7 @@ class ConvolutionalTranslator(EncoderDecoder):
         Args:
             src: Token numbers ``(batch, m)``.
             src_mask: Boolean ``(batch, 1, m)``, true at real tokens.
-            tgt: Token numbers ``(batch, n)``, starting with the begin symbol; row ``i`` of a
+            tgt: Token numbers ``(batch, n)``, starting with the start symbol; row ``i`` of a
                 result is what the model looks at to write the token after ``tgt[:, i]``.
         """
         return torch.stack(self._decode(self.encode(src, src_mask), src_mask, tgt)[1])

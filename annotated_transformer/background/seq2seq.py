@@ -351,7 +351,7 @@ class RecurrentTranslator(EncoderDecoder):
 
         Args:
             src: Token numbers ``(batch, m)``.
-            tgt: Token numbers ``(batch, n)``, starting with the begin symbol.
+            tgt: Token numbers ``(batch, n)``, starting with the start symbol.
             src_mask: Boolean ``(batch, 1, m)``, true at real tokens.
 
         Returns:

@@ -61,7 +61,7 @@ class Decoding(Weights):
     """Which weights to decode with, where, and how."""
 
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Of products with weights: fewer bits are faster and may change words; int8 is for CPUs."""
+    """Of products with weights: fewer bits are faster but may change words; int8 needs a CPU."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Sampled:
     """Draw translations from the model's probabilities, instead of searching for the best."""
 
     sample: bool = False
-    """Draw each token from its probabilities; with --n-best, draw so many translations."""
+    """Draw each token from its probabilities; with --n-best, draw that many translations."""
     temperature: float = 1.0
-    """Divides the logits; below 1 it favours probable tokens, above 1 the others."""
+    """Divides the logits: below 1 for safer translations, above 1 for more varied ones."""
     top_k: int = 0
-    """Draw only from so many most probable tokens; 0 for all."""
+    """Draw only from this many of the most probable tokens; 0 for all."""
     top_p: float = 1.0
     """Draw only from the fewest tokens whose probabilities sum to at least this."""
     seed: int = 0
@@ -105,10 +105,10 @@ class Translate:
     scores: bool = False
     """Put score and log-probability before each translation, with tabs between."""
     n_best: int | None = None
-    """Write so many translations of each line, each after its line number and its scores."""
+    """Write this many translations of each line, each after its line number and its scores."""
     sampling: Sampled = field(default_factory=Sampled)
     interactive: bool = False
-    """Translate each line as soon as it is entered, after a prompt; a bad line ends nothing."""
+    """Translate each line as it is entered, after a prompt; an invalid line does not end it."""
     search: Search = field(default_factory=Search)
     quiet: bool = False
     """Show no progress bar."""
@@ -137,7 +137,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Say what is wrong with a parallel text, without training."""
+    """Report what is wrong with a parallel text, without training."""
 
     source: Positional[Annotated[Path, arg(metavar="SOURCE")]]
     """Source text, one sentence per line."""
@@ -146,11 +146,11 @@ class Diagnose:
     valid_files: tuple[Path, Path] | None = None
     """Source and target text for validation, which should share no sentence with the first."""
     max_words: int = Preparation.max_words
-    """Maximum words of a sentence."""
+    """Maximum number of words in a sentence."""
     max_ratio: float = Preparation.max_ratio
     """Maximum ratio of the lengths of a pair, in words."""
     examples: int = 5
-    """Number of lines to name for each finding."""
+    """Number of lines to list for each finding."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,13 @@ class Serve:
     model: Positional[Annotated[Path | None, arg(metavar="[MODEL]")]] = None
     """Folder of a trained system (the small model that comes with the package by default)."""
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 is all of this machine's, for everyone who can reach it."""
+    """Address to listen on; 0.0.0.0 accepts connections from every network interface."""
     port: int = 8000
-    """Port; 0 takes any that is free."""
+    """Port; 0 picks a free one."""
     queue: int = 1024
-    """Most sentences that wait for the model; more are refused."""
+    """Maximum number of sentences waiting for the model; more are refused."""
     timeout: float = 30.0
-    """Seconds within which a request is answered."""
+    """Maximum seconds to answer a request."""
     decoding: Decoding = field(default_factory=Decoding)
 
 
@@ -181,11 +181,11 @@ class Parse:
     sentence: str | None = None
     """Parse this sentence, instead of a text."""
     tokenized: bool = False
-    """The words of the text have blanks between them; plain text is split as in the treebank."""
+    """The text is already split into words by spaces; plain text is split as in the treebank."""
     free: bool = False
-    """Generate anything, and repair what is no tree over the words of its sentence."""
+    """Decode without constraints; repair outputs that are not trees over their sentence."""
     extra: int = 300
-    """Most symbols that a tree with its words may have more than its sentence has words."""
+    """Maximum number of symbols in a tree beyond the number of words in its sentence."""
     format: Literal["text", "brackets", "svg"] = "text"
     """Trees drawn as text, or in Penn brackets, one per line, or one tree as a picture."""
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
@@ -219,7 +219,7 @@ class Evaluate:
     references: Path | None = None
     """Reference translations for --hypotheses."""
     ensemble: tuple[Path, ...] = ()
-    """More systems with the same tokenizer: score the translation by the mean of all."""
+    """More systems with the same tokenizer: decode with the mean of all probabilities."""
     protocols: bool = False
     """Also score under the other protocols that published numbers use."""
     language: str | None = None
@@ -274,13 +274,13 @@ class Export:
     """Write a system as CTranslate2, Hugging Face's transformers or ONNX read it."""
 
     to: Literal["ctranslate2", "huggingface", "onnx"]
-    """Who is to read it."""
+    """Format to write."""
     model: Positional[Annotated[Path | None, arg(metavar="[MODEL]")]] = None
     """Folder of a trained system (the small model that comes with the package by default)."""
     out: Positional[Annotated[Path | None, arg(metavar="[OUT]")]] = None
     """New folder, or one of an earlier export, which is replaced. It may be the only argument."""
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Of the stored weights; for ctranslate2."""
+    """Precision of the stored weights; for ctranslate2 only."""
 
 
 @dataclass(frozen=True)
@@ -318,13 +318,13 @@ class Sweep:
     jobs: int | None = None
     """Runs at a time (one per processor core by default); NVIDIA's MPS helps them share a GPU."""
     seeds: int | None = None
-    """Number of seeds, where the grid should have fewer or more."""
+    """Number of seeds, in place of the number that the grid gives."""
     rows: tuple[str, ...] = ()
     """Train only these rows."""
     plan: bool = False
-    """Say what there is to do and how long it will take, by 20 updates that are kept; then stop."""
+    """List the runs, estimate their time from 20 updates (which are kept), and stop."""
     keep: bool = False
-    """Keep the folders of finished runs; without it only the record stays."""
+    """Keep the folders of finished runs; by default only the record is kept."""
     mirror: Path | None = None
     """Folder with the corpora's files, to read instead of downloading."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -198,7 +198,7 @@ def processes() -> SpawnContext | ForkServerContext:
 def finished(
     left: list[tuple[str, int, Options]], folder: Path, jobs: int, *, keep: bool
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Train and score, so many at a time; go through the results as they come.
+    """Train and score, ``jobs`` at a time; go through the results as they come.
 
     Raises:
         SweepError: A run failed. The others are stopped, with all saved.

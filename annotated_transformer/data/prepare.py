@@ -363,7 +363,7 @@ def learn_subwords(
         lowercase: Learn from the text in lower case.
 
     Raises:
-        CorpusError: The text is too short for so many sub-words.
+        CorpusError: The text is too short for that many sub-words.
     """
     pairs = itertools.chain.from_iterable(map(read_text, sorted(folder.glob("train-*.txt"))))
     lines = itertools.chain.from_iterable(itertools.islice(pairs, 0, None, step))

@@ -160,7 +160,7 @@ def live_lines(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]:
     the answer, up to 64 KB of them if he does not. Compressed text is read to its end first.
 
     Args:
-        read: Waits for bytes, and returns those that have come, at most so many; none at the end.
+        read: Waits for bytes, and returns those that have come, up to a number; none at the end.
         name: Its name in errors.
 
     Raises:

@@ -43,15 +43,15 @@ class DataOptions:
     tokenizer: Literal["bpe", "bpe-lower", "words"] = "bpe"
     """Byte-pair encoding shared by both languages, cased or lower-cased, or the words of each."""
     vocabulary: int = option(10_000, least=1, most=2**20)
-    """Number of sub-words to learn; of a parser, of whole words to keep, the most frequent."""
+    """Number of sub-words to learn; for a parser, of the most frequent words to keep."""
     max_len: int = option(256, least=2, most=2**16, config="max_len")
-    """Maximum tokens of a sentence, including special ones."""
+    """Maximum number of tokens in a sentence, including special ones."""
     skip_long: bool = False
     """Skip longer sentences instead of stopping with an error."""
     size: int | None = option(None, least=1)
     """Use only this many training pairs."""
     phrases: bool = False
-    """A parser learns from each constituent of two words or more as from a sentence, too."""
+    """Also train the parser on each constituent of two or more words, as if it were a sentence."""
     train_files: tuple[Path, Path] | None = None
     """Source and target text for training; implies --corpus files."""
     valid_files: tuple[Path, Path] | None = None
@@ -79,7 +79,7 @@ class ModelOptions:
     layers: int | None = option(None, least=1, most=256, config="N", size=True, aliases=("--N",))
     """Layers in each stack (alias --N)."""
     d_model: int | None = option(None, least=1, most=2**16, config="d_model", size=True)
-    """Width of embeddings and layers."""
+    """Width of the embeddings and layers."""
     d_ff: int | None = option(None, least=1, most=2**18, config="d_ff", size=True)
     """Inner width of the feed-forward networks."""
     heads: int | None = option(None, least=1, most=2**10, config="h", size=True, aliases=("--h",))
@@ -89,7 +89,7 @@ class ModelOptions:
     d_v: int | None = option(None, least=1, most=2**16, config="d_v", size=True)
     """Width of a head's values (d_model / heads by default)."""
     dropout: float | None = option(None, least=0, below=1, config="dropout", size=True)
-    """Dropout probability of sub-layer outputs and embeddings, the paper's places."""
+    """Dropout probability of sub-layer outputs and embeddings, as in the paper."""
     attention_dropout: float | None = option(None, least=0, below=1, config="attention_dropout")
     """Dropout probability of attention weights; the paper has it for parsing only."""
     ff_dropout: float | None = option(None, least=0, below=1, config="ff_dropout")
@@ -99,7 +99,7 @@ class ModelOptions:
     positions: Literal["sinusoid", "learned"] | None = option(None, config="positions")
     """The paper's sinusoidal positional encodings, or learned ones."""
     tie: Literal["all", "target", "none"] | None = option(None, config="tie")
-    """Embeddings that share the generator's matrix (all with a shared vocabulary by default)."""
+    """Which embeddings share the generator's matrix (all with a shared vocabulary by default)."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class OptimOptions:
     updates: int = option(3000, least=1)
     """Total number of updates."""
     max_tokens: int = option(4096, least=1)
-    """Maximum source tokens, and maximum target tokens, of a batch, including padding."""
+    """Maximum source tokens in a batch, and maximum target tokens, including padding."""
     accumulate: int = option(1, least=1)
     """Batches per update (gradient accumulation)."""
     warmup: int = option(1000, least=1)
@@ -125,7 +125,7 @@ class OptimOptions:
     seed: int = option(0, least=0, most=2**63 - 1)
     """Random seed of initial weights, data order and dropout."""
     average: int = option(0, least=0)
-    """Average the weights of this many last snapshots at the end; 0 for none."""
+    """At the end, average the weights of the last snapshots, this many; 0 for no averaging."""
     average_every: int | None = option(None, least=1)
     """Updates between those snapshots (one epoch by default)."""
     finetune_from: Path | None = None
@@ -133,9 +133,9 @@ class OptimOptions:
     eval_bleu: bool = False
     """At each validation, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
-    """Whether the loss or BLEU decides which weights are best, and what --patience waits for."""
+    """Metric that decides which weights are best, and that --patience watches."""
     patience: int | None = option(None, least=1)
-    """Stop after so many validations in a row without better weights (never by default)."""
+    """Stop after this many validations in a row without better weights (never by default)."""
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,13 @@ class RunOptions:
     log_every: int = option(50, least=1)
     """Updates between lines of the log."""
     steps: int | None = option(None, least=1)
-    """Stop this call after so many updates, and estimate how long the whole run takes."""
+    """Stop this call after this many updates, and estimate how long the whole run takes."""
     tensorboard: Path | None = None
     """Also log to this TensorBoard folder (needs the package tensorboard)."""
     non_finite: Literal["stop", "skip"] = "stop"
     """What to do when a loss or a gradient becomes NaN or infinite."""
     compile: bool = False
-    """Compile with torch.compile, again for each bucket of lengths; it takes long to begin."""
+    """Compile with torch.compile, once for each bucket of lengths; starting takes longer."""
     sharded: bool = option(False, aliases=("--pieces",))
     """Shard weights and optimizer state over the processes (FSDP2)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -97,7 +97,7 @@ class TrainState:
         return better
 
     def out_of_patience(self, patience: int | None) -> bool:
-        """Whether so many validations in a row have brought no better weights."""
+        """Whether ``patience`` validations in a row have brought no better weights."""
         return patience is not None and self.stale >= patience
 
 

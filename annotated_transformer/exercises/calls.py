@@ -37,7 +37,7 @@ class OutOfTimeError(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``OutOfTimeError`` after so many seconds of CPU time, if signals are available."""
+    """Raise ``OutOfTimeError`` after this many seconds of CPU time, if signals are available."""
     main = threading.current_thread() is threading.main_thread()
     if not main or not hasattr(signal, "setitimer") or signal.getitimer(signal.ITIMER_PROF)[0]:
         yield

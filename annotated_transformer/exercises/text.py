@@ -97,7 +97,7 @@ VOCABULARY: Final = Exercise(
 def place(
     batches: Sequence[int], accumulate: int, updates: int, *, show: Part = lambda e, b, k: (e, b)
 ) -> Any:
-    """Return the epoch after so many updates, and how many of its batches are used."""
+    """Return the epoch after this many updates, and how many of its batches are used."""
     starts = [(epoch, b) for epoch, n in enumerate(batches) for b in range(0, n, accumulate)]
     return show(*starts[updates], accumulate)
 

@@ -28,7 +28,7 @@ class Sampling:
 
     Attributes:
         temperature: Divides the logits; below 1 it favours probable tokens, above 1 the others.
-        top_k: Draw only from so many most probable tokens; 0 for all.
+        top_k: Draw only from this many of the most probable tokens; 0 for all.
         top_p: Draw only from the fewest tokens whose probabilities sum to at least this.
         seed: Fixes what is drawn.
 

@@ -64,7 +64,7 @@ class Maps:
 
     Attributes:
         source: The ``m`` tokens that the encoder reads, the end symbol included.
-        target: The ``n`` tokens that the decoder reads, the begin symbol included.
+        target: The ``n`` tokens that the decoder reads, the start symbol included.
         weights: For each part, shape ``(layers, h, queries, keys)``.
     """
 

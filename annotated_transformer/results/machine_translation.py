@@ -139,7 +139,7 @@ def judge(differences: Iterable[float], level: float = 0.95) -> Verdict:
 
 @cache
 def student_t(freedom: int, level: float = 0.95) -> float:
-    """Return the bound that 95 % of Student's t keep to, with so many degrees of freedom."""
+    """Return the bound that 95 % of Student's t keep to, with ``freedom`` degrees of freedom."""
     logs = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     height = math.exp(logs) / (freedom * math.pi) ** 0.5
     t, step, inside = 0.0, 1e-4, 0.0

@@ -78,7 +78,7 @@ def judge_rows(
 
 
 MOST_PAIRS = 1000
-EIGHTY = 0.8416  # four fifths of a normal distribution lie below so many standard deviations
+EIGHTY = 0.8416  # four fifths of a normal distribution lie below this many standard deviations
 
 
 def pairs_needed(effect: float, spread: float) -> int | None:

@@ -24,7 +24,7 @@ from annotated_transformer.translation.tokenizers import normal_blanks
 
 STATIC = files("annotated_transformer.serving") / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css"}
-DRAINED = 8  # bodies too large are read up to so many times the limit, so that the answer arrives
+DRAINED = 8  # bodies too large are read up to this many times the limit, so that the answer arrives
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "

@@ -24,7 +24,7 @@ def duration(seconds: float) -> str:
 
 
 def line(seconds: float, count: int) -> str:
-    """Return the sentence for a chapter that ran for so long on so many cores."""
+    """Return the sentence for a chapter that ran for ``seconds`` on ``count`` cores."""
     return f"Run time: {duration(seconds)} on {count} CPU core{'s' * (count != 1)}"
 
 

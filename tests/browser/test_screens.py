@@ -15,6 +15,9 @@ PAGES = {
 }
 ATTENTION = "book/model/attention.html"
 BOARD = "book/results/scoreboard.html"
+CHAPTERS = (ATTENTION, "book/model/multi_head.html", "book/engineering/using.html")
+LIVE = (CHAPTERS[1], "book/index.html")  # with the live model
+KINDS = (*CHAPTERS, LIVE[1], BOARD)
 HEAVIEST = 1_500_000  # bytes of a page and its own images
 TOOLS = re.compile(r"#\s*(noqa|type:\s*ignore|fmt:\s*(skip|off|on))")
 
@@ -121,32 +124,45 @@ def test_a_link_to_a_folded_proof_opens_it(page: Page, site: str, tag: str, way:
         path.unlink()
 
 
-def test_the_keyboard_reaches_every_control_and_shows_where_it_is(page: Page, site: str) -> None:
-    page.goto(f"{site}/{ATTENTION}")
+# What is folded, and what the live model answers to
+CONTROLS = (
+    *(".toggle-button", "details.hide > summary", "button.doc-more"),
+    *(f".translator {name}:not([disabled])" for name in ("input", "select", "textarea", "button")),
+)
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_the_keyboard_reaches_every_control_and_shows_where_it_is(
+    page: Page, site: str, path: str
+) -> None:
+    page.goto(f"{site}/{path}")
     page.wait_for_load_state("networkidle")
-    controls = (".toggle-button", "details.hide > summary", "button.doc-more")
-    wanted = page.locator(", ".join(f".bd-article {name}:visible" for name in controls)).count()
-    reached, unseen = 0, []
-    page.locator("p.run-time").click()  # the walk begins below the title
-    for _ in range(300):
+    wanted = page.locator(", ".join(f".bd-article {name}:visible" for name in CONTROLS)).count()
+    reached, unseen, stops = 0, [], 0
+    page.locator(".bd-article h1").click(position={"x": 2, "y": 2})  # the walk begins at the title
+    for _ in range(1000):
         page.keyboard.press("Tab")
         where = page.evaluate(
-            """() => {
+            """(controls) => {
               const e = document.activeElement, style = getComputedStyle(e);
               return {
                 inside: Boolean(e.closest(".bd-article")),
-                control: e.matches(".toggle-button, details.hide > summary, button.doc-more"),
+                control: e.matches(controls),
                 seen: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
                 name: e.outerHTML.slice(0, 80),
               };
-            }"""
+            }""",
+            ", ".join(CONTROLS),
         )
         if not where["inside"]:
-            break  # past the end of the chapter
+            break  # past the end of the page
+        stops += 1
         reached += where["control"]
         if not where["seen"]:
             unseen.append(where["name"])
-    assert wanted
+    assert stops > 10
+    assert bool(wanted) == (path != BOARD)
+    assert bool(page.locator(".translator input:visible").count()) == (path in LIVE)
     assert reached == wanted
     assert unseen == []
 
@@ -173,18 +189,21 @@ def test_the_scoreboard_fits_a_phone(page: Page, site: str) -> None:
         assert out == []
 
 
-def test_paper_shows_what_can_be_read_and_no_buttons(page: Page, site: str) -> None:
-    page.goto(f"{site}/{ATTENTION}")
+@pytest.mark.parametrize("path", KINDS)
+def test_paper_shows_what_can_be_read_and_no_buttons(page: Page, site: str, path: str) -> None:
+    page.goto(f"{site}/{path}")
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 700, "height": 1000})
-    assert page.locator(".bd-article button:visible").count() == 0
+    assert page.locator(".bd-article :is(button, input, select):visible").count() == 0
     # Folded code is left out; of a folded proof, its one line says what was checked.
     folded = "details.hide:not([open])"
     assert page.locator(f".bd-article {folded}:not(.tag_checked *):visible").count() == 0
-    assert page.locator(f".bd-article .tag_checked > {folded}:visible").count() > 0
+    proofs = page.locator(f".bd-article .tag_checked > {folded}:visible").count()
+    assert bool(proofs) == (path in CHAPTERS)
     cut = page.evaluate(
-        """() => [...document.querySelectorAll(".bd-article pre")]
-          .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1).length"""
+        """() => [...document.querySelectorAll(".bd-article :is(pre, td)")]
+          .filter((e) => e.clientWidth && (e.scrollWidth > e.clientWidth + 1
+            || e.getBoundingClientRect().right > innerWidth)).length"""
     )
     assert cut == 0
     unbroken = page.evaluate(  # long code would leave half a page blank

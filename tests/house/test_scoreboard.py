@@ -140,6 +140,8 @@ def test_claims_are_the_papers() -> None:
         assert scoreboard.parse_tags([f"claim-{name}"]) == [(name, None)]
         assert {part.kind for part in one.parts} <= set("PMR")
         assert one.parts
+        kinds = [part.kind for part in one.parts]
+        assert len(set(kinds)) == len(kinds), f"{one.id}: two parts would list the same cells"
         assert name.split(".")[0] in scoreboard.SECTIONS
         recorded = "R" in {part.kind for part in one.parts}
         assert bool(one.command) == recorded, name

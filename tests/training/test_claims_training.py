@@ -1,6 +1,7 @@
 """The checks of the training chapters notice broken code."""
 
 import pytest
+import torch
 
 from tests.claims import assert_claim_can_fail, run_claim
 
@@ -115,6 +116,23 @@ def test_label_smoothing(old: str, new: str) -> None:
 )
 def test_smoothing_hurts_and_helps(old: str, new: str) -> None:
     assert_claim_can_fail(REGULARIZATION, "5.4b-M", old, new)
+
+
+def test_the_status_of_smoothing_follows_from_the_measured_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = run_claim(REGULARIZATION, "5.4b-M")
+    said = capsys.readouterr().out
+    ends, judge = names["ends"], names["judge"]
+    assert said.splitlines()[-1] == judge(ends)
+    assert judge(ends) == "status: not resolved; both halves hold at 2%"
+    (plain, smooth), many = ends[0.02], ends[0.1]
+    assert judge({0.02: (plain, smooth)}).startswith("status: holds at our scale;")
+    assert judge({0.1: many}).startswith("status: does not hold at our scale;")
+    assert judge({0.02: (smooth, plain)}).startswith("status: does not hold at our scale;")
+    assert judge({0.02: (plain, plain)}) == "status: not resolved; both halves hold at no share"
+    swing = torch.tensor([1.0, -1.0]).repeat(8)  # the same means, but the tasks disagree
+    assert judge({0.02: (plain, smooth + swing)}).startswith("status: not resolved;")
 
 
 @pytest.mark.parametrize(
