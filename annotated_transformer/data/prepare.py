@@ -46,9 +46,10 @@ from annotated_transformer.data.corpora import ParallelText, Preparation, read_p
 from annotated_transformer.data.files import (
     CorpusError,
     digest_of,
+    load_json,
     locked,
     not_written,
-    parse_json,
+    regular,
     remove_leftovers,
     write_atomically,
 )
@@ -170,7 +171,7 @@ def _check_plan(folder: Path, plan: Mapping[str, Any], log: Log) -> None:
         CorpusError: The folder has a corpus of another plan, or other contents.
     """
     try:
-        before = parse_json((folder / "plan.json").read_bytes())
+        before = load_json(folder / "plan.json")
         # An older version had fewer options and behaved like their present defaults.
         before["options"] = {**asdict(Preparation()), **before["options"]}
     except FileNotFoundError:
@@ -231,7 +232,7 @@ class _Job:
         """Write the cleaned text of every split; return a report for each."""
         done = folder / "reports.json"
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-            return checked_reports(parse_json(done.read_bytes()), self.files)
+            return checked_reports(load_json(done), self.files)
         shutil.rmtree(folder, ignore_errors=True)
         held_out: dict[str, ParallelText] = {}
         reports: dict[str, CleaningReport] = {}
@@ -345,7 +346,7 @@ def write_text(pairs: Pairs, folder: Path, split: str, size: int) -> None:
 
 def read_text(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a file that ``write_text`` wrote."""
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with regular(path).open(encoding="utf-8", newline="\n") as file:
         for source, target in zip(file, file, strict=True):
             yield source[:-1], target[:-1]
 
@@ -377,7 +378,7 @@ def learn_subwords(
 @functools.lru_cache(maxsize=1)
 def _tokenizer(path: Path, _: int) -> Tokenizer:
     """Load a tokenizer once per process, because each one loaded and used leaks memory."""
-    return load_tokenizer(path)
+    return load_tokenizer(regular(path))
 
 
 def encode_shard(text: Path, shard: Path, tokenizer: Path, max_len: int) -> None:
