@@ -61,13 +61,9 @@ from annotated_transformer.data.prepared import (
     shards_of,
 )
 from annotated_transformer.data.shards import Shard, token_type, write_shard
+from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.data.text import reading, stream_lines
-from annotated_transformer.translation.tokenizers import (
-    BPETokenizer,
-    Tokenizer,
-    TokenizerError,
-    load_tokenizer,
-)
+from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, TokenizerError
 
 SHARD_SIZE = 50_000  # pairs; a few seconds of work for one process
 SAMPLE = 500_000  # maximum number of pairs to learn the sub-words from
@@ -245,13 +241,8 @@ class _Job:
                 pass
         report, seen, sources = CleaningReport(), FingerprintSet(), self.files["train"]
         cleaned = (clean(*stream_sides(*paths), report, self.options, seen) for paths in sources)
-        bar = tqdm(
-            itertools.chain.from_iterable(cleaned),
-            "cleaning",
-            unit=" pairs",
-            unit_scale=True,
-            disable=not self.shown,
-        )
+        rows = itertools.chain.from_iterable(cleaned)
+        bar = tqdm(rows, "cleaning", unit=" pairs", unit_scale=True, disable=not self.shown)
         pairs = note_overlap(bar, "the training text", held_out, report.notes)
         write_text(pairs, folder, "train", self.shard_size)
         if not report.kept:
@@ -378,7 +369,7 @@ def learn_subwords(
 @functools.lru_cache(maxsize=1)
 def _tokenizer(path: Path, _: int) -> Tokenizer:
     """Load a tokenizer once per process, because each one loaded and used leaks memory."""
-    return load_tokenizer(regular(path))
+    return load_any_tokenizer(path)
 
 
 def encode_shard(text: Path, shard: Path, tokenizer: Path, max_len: int) -> None:

@@ -210,7 +210,9 @@ def _load_description(folder: Path) -> System:
         loaded = [load_any_tokenizer(folder / name) for name in names]
         model = config.build(len(loaded[0]), len(loaded[-1]))
         tokenizers = loaded[0], loaded[-1]
-        system = System(model.eval(), config, (first, second), tokenizers, dict(data["training"]))
+        training = typed(dict[str, Any], data["training"])
+        typed(dict[str, Any], training.get("options", {}))
+        system = System(model.eval(), config, (first, second), tokenizers, training)
         fingerprint = data["tokenizers"]
     except TokenizerError as error:
         raise CheckpointError(f"{error}; copy the whole folder of the run") from None
@@ -225,10 +227,8 @@ def load_object(path: Path) -> dict[str, Any]:
     try:
         data = load_json(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        what = (
-            f"no system here ({path.name} is missing)" if path.parent.exists() else "no such folder"
-        )
-        what = "is a file" if isinstance(error, NotADirectoryError) else what
+        here = f"no system here ({path.name} is missing)" if path.parent.exists() else ""
+        what = "is a file" if isinstance(error, NotADirectoryError) else here or "no such folder"
         raise CheckpointError(f"{path.parent}: {what}; give the folder of a run") from None
     except OSError as error:
         raise unreadable(path, error) from None
