@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,10 +11,9 @@ from typing import Any
 from annotated_transformer.cli.options import Export, Search
 from annotated_transformer.cli.output import log
 from annotated_transformer.cli.systems import open_pretrained, open_system, refuse_parser
-from annotated_transformer.data.files import parse_json
-from annotated_transformer.engine.checkpoints import damaged, unreadable
+from annotated_transformer.engine.checkpoints import damaged, load_object
 from annotated_transformer.engine.config import UsageError
-from annotated_transformer.interop.folders import check_out
+from annotated_transformer.interop.folders import check_out, lines_of_record
 
 NEEDS = {  # what writes, and what then reads
     "ctranslate2": ("ctranslate2",),
@@ -47,11 +47,11 @@ def run(command: Export) -> int:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the record of a run; None where it has not written one."""
     path = folder / "record.json"
-    try:
-        return dict(parse_json(path.read_bytes()))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except (TypeError, ValueError) as error:
+    record = load_object(path)
+    try:
+        list(lines_of_record(record))
+    except (AttributeError, TypeError, ValueError) as error:
         raise damaged(path, error) from None
+    return record

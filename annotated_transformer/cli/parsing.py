@@ -34,7 +34,7 @@ from annotated_transformer.cli.options import (
 )
 from annotated_transformer.cli.output import NAME, print_result
 from annotated_transformer.data.corpora import CORPORA, Preparation
-from annotated_transformer.data.files import parse_json
+from annotated_transformer.data.files import load_json
 from annotated_transformer.engine.config import (
     ModelOptions,
     Options,
@@ -253,7 +253,7 @@ def deciding(said: Mapping[str, str]) -> dict[str, str]:
     }
     if "prepared" in found and "pair" not in found:  # its recipe depends on the languages, too
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            plan = parse_json((Path(found["prepared"]) / "prepared.json").read_bytes())["plan"]
+            plan = load_json(Path(found["prepared"]) / "prepared.json")["plan"]
             found["pair"] = str(plan["options"]["pair"])
     return found
 

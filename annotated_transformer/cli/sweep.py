@@ -38,7 +38,7 @@ from annotated_transformer.cli.output import (
 )
 from annotated_transformer.cli.systems import ALPHA, BEAM, move
 from annotated_transformer.data.corpora import language_codes
-from annotated_transformer.data.files import write_atomically
+from annotated_transformer.data.files import load_json, write_atomically
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
 from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.interruption import handling, undisturbed
@@ -127,7 +127,7 @@ def open_record(path: Path, grid: Grid, device: str = "cpu") -> dict[str, Any]:
     }
     if path.exists():
         try:
-            record = json.loads(path.read_bytes())
+            record = load_json(path)
             usual = Options().described()  # of options that are younger than the record
             before = {row: {**usual, **found["options"]} for row, found in record["rows"].items()}
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -225,7 +225,7 @@ def finished(
                         f"row {row}, seed {seed} failed; see {place / LOG}, mend it, and run the "
                         "same command again: it goes on from there"
                     )
-                yield row, seed, json.loads((place / RESULT).read_bytes())
+                yield row, seed, load_json(place / RESULT)
                 if not keep:
                     shutil.rmtree(place)
     finally:
@@ -262,7 +262,7 @@ def work(options: Options, folder: Path, threads: int) -> None:
 
 def measure(options: Options, folder: Path) -> dict[str, Any]:
     """Return what a record keeps of a finished run, scored with the paper's search."""
-    record = json.loads((folder / "record.json").read_bytes())
+    record = load_json(folder / "record.json")
     valid = load_tensors(folder / best_weights(folder), verify=False)[1]["valid_loss"]
     kept = {name: record[name] for name in ("parameters", "updates", "seconds", "flops")}
     if is_parser(language_codes(options.data.pair)):  # scored when it was trained

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.data.files import CorpusError, digest_of, locked, not_written
+from annotated_transformer.data.files import CorpusError, digest_of, locked, not_written, regular
 from annotated_transformer.data.text import is_page, open_packed, reading
 
 DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
@@ -111,7 +111,7 @@ def _fault(path: Path, file: RemoteFile) -> str:
     """Return why a file is not the expected one; empty if no fault is found."""
     name, expected = file.path, file.digest
     try:
-        with reading(name), path.open("rb") as opened:
+        with reading(name), regular(path).open("rb") as opened:
             size, head = path.stat().st_size, opened.read(512)
             if expected:
                 kind = "md5" if len(expected) == 32 else "sha256"

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,19 @@ def parse_json(text: str | bytes, **hooks: Any) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def regular(path: str | Path) -> Path:
+    """Return a path, but raise OSError for a pipe or a device, which might never come to an end."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return Path(path)
+
+
+def load_json(path: str | Path) -> Any:
+    """Load a file, see :func:`regular` and :func:`parse_json`."""
+    return parse_json(regular(path).read_bytes())
+
+
 def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
     """Return a digest of a file's bytes, in hexadecimal digits.
 
@@ -53,7 +67,7 @@ def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
         OSError: The file cannot be read.
     """
     digest = hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
-    with Path(path).open("rb") as file:
+    with regular(path).open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -46,9 +46,10 @@ from annotated_transformer.data.corpora import ParallelText, Preparation, read_p
 from annotated_transformer.data.files import (
     CorpusError,
     digest_of,
+    load_json,
     locked,
     not_written,
-    parse_json,
+    regular,
     remove_leftovers,
     write_atomically,
 )
@@ -60,13 +61,9 @@ from annotated_transformer.data.prepared import (
     shards_of,
 )
 from annotated_transformer.data.shards import Shard, token_type, write_shard
+from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.data.text import reading, stream_lines
-from annotated_transformer.translation.tokenizers import (
-    BPETokenizer,
-    Tokenizer,
-    TokenizerError,
-    load_tokenizer,
-)
+from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, TokenizerError
 
 SHARD_SIZE = 50_000  # pairs; a few seconds of work for one process
 SAMPLE = 500_000  # maximum number of pairs to learn the sub-words from
@@ -170,7 +167,7 @@ def _check_plan(folder: Path, plan: Mapping[str, Any], log: Log) -> None:
         CorpusError: The folder has a corpus of another plan, or other contents.
     """
     try:
-        before = parse_json((folder / "plan.json").read_bytes())
+        before = load_json(folder / "plan.json")
         # An older version had fewer options and behaved like their present defaults.
         before["options"] = {**asdict(Preparation()), **before["options"]}
     except FileNotFoundError:
@@ -231,7 +228,7 @@ class _Job:
         """Write the cleaned text of every split; return a report for each."""
         done = folder / "reports.json"
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-            return checked_reports(parse_json(done.read_bytes()), self.files)
+            return checked_reports(load_json(done), self.files)
         shutil.rmtree(folder, ignore_errors=True)
         held_out: dict[str, ParallelText] = {}
         reports: dict[str, CleaningReport] = {}
@@ -244,13 +241,8 @@ class _Job:
                 pass
         report, seen, sources = CleaningReport(), FingerprintSet(), self.files["train"]
         cleaned = (clean(*stream_sides(*paths), report, self.options, seen) for paths in sources)
-        bar = tqdm(
-            itertools.chain.from_iterable(cleaned),
-            "cleaning",
-            unit=" pairs",
-            unit_scale=True,
-            disable=not self.shown,
-        )
+        rows = itertools.chain.from_iterable(cleaned)
+        bar = tqdm(rows, "cleaning", unit=" pairs", unit_scale=True, disable=not self.shown)
         pairs = note_overlap(bar, "the training text", held_out, report.notes)
         write_text(pairs, folder, "train", self.shard_size)
         if not report.kept:
@@ -345,7 +337,7 @@ def write_text(pairs: Pairs, folder: Path, split: str, size: int) -> None:
 
 def read_text(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a file that ``write_text`` wrote."""
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with regular(path).open(encoding="utf-8", newline="\n") as file:
         for source, target in zip(file, file, strict=True):
             yield source[:-1], target[:-1]
 
@@ -377,7 +369,7 @@ def learn_subwords(
 @functools.lru_cache(maxsize=1)
 def _tokenizer(path: Path, _: int) -> Tokenizer:
     """Load a tokenizer once per process, because each one loaded and used leaks memory."""
-    return load_tokenizer(path)
+    return load_any_tokenizer(path)
 
 
 def encode_shard(text: Path, shard: Path, tokenizer: Path, max_len: int) -> None:

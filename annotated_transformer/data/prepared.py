@@ -15,7 +15,7 @@ from annotated_transformer.data.corpora import (
     language_codes,
     read_parallel,
 )
-from annotated_transformer.data.files import CorpusError, digest_of, parse_json
+from annotated_transformer.data.files import CorpusError, digest_of, parse_json, regular
 from annotated_transformer.data.shards import PREPARE_AGAIN, Shard, TokenPairs
 from annotated_transformer.data.text import reading
 from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
@@ -88,7 +88,7 @@ class Prepared:
                 raise CorpusError(
                     f"{self.folder}: not prepared, or not completely; run the prepare command"
                 )
-            raw = path.read_bytes()
+            raw = regular(path).read_bytes()
         try:
             data = parse_json(raw)
             plan = data["plan"]

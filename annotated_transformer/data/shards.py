@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from annotated_transformer.data.files import CorpusError, parse_json, write_atomically
+from annotated_transformer.data.files import CorpusError, parse_json, regular, write_atomically
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.training.batches import Batch, pad_flat
 
@@ -93,7 +93,7 @@ class Shard:
         """
         try:
             # Tensors are memory-mapped; safetensors.numpy would read the whole file.
-            with safe_open(path, framework="pt") as file:
+            with safe_open(regular(path), framework="pt") as file:
                 header: dict[str, Any] = parse_json(file.metadata()["data"])
                 tokens, offsets = (file.get_tensor(name).numpy() for name in ("tokens", "offsets"))
             kinds = offsets.dtype, offsets.ndim, tokens.dtype.kind, tokens.ndim

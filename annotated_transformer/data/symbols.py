@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from annotated_transformer.data.files import parse_json
+from annotated_transformer.data.files import load_json
 from annotated_transformer.notation import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from annotated_transformer.translation.tokenizers import (
     FIRST,
@@ -82,9 +82,11 @@ def load_any_tokenizer(path: str | Path) -> Tokenizer:
         TokenizerError: If the file is missing or damaged.
     """
     try:
-        data = parse_json(Path(path).read_text(encoding="utf-8"))
+        data = load_json(path)
         ours = data["kind"] == KIND and data["format"] == FORMAT
-    except (OSError, LookupError, TypeError, ValueError):
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (LookupError, TypeError, ValueError):
         ours = False
     if not ours:
         return load_tokenizer(path)  # or it says what is wrong

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from annotated_transformer.data.files import FileError, parse_json, write_atomically
+from annotated_transformer.data.files import FileError, load_json, regular, write_atomically
 from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.engine.config import check_sizes
 from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
@@ -77,7 +77,7 @@ def load_tensors(
         CheckpointError: The file is missing, truncated or altered.
     """
     try:
-        with Path(path).open("rb"), safe_open(path, framework="pt") as file:
+        with regular(path).open("rb"), safe_open(path, framework="pt") as file:
             header = json.loads(file.metadata()["data"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if verify and digest(tensors, header["json"]) != header["sha256"]:
@@ -192,7 +192,7 @@ def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
 def _load_description(folder: Path) -> System:
     """Load the configuration and tokenizers; the model has random weights."""
     path = folder / "config.json"
-    data = _load_json(path)
+    data = load_object(path)
     if data.get("format") != FORMAT:
         raise CheckpointError(
             f"{folder}: was written in format {data.get('format')!r}, but this version reads "
@@ -210,7 +210,9 @@ def _load_description(folder: Path) -> System:
         loaded = [load_any_tokenizer(folder / name) for name in names]
         model = config.build(len(loaded[0]), len(loaded[-1]))
         tokenizers = loaded[0], loaded[-1]
-        system = System(model.eval(), config, (first, second), tokenizers, dict(data["training"]))
+        training = typed(dict[str, Any], data["training"])
+        typed(dict[str, Any], training.get("options", {}))
+        system = System(model.eval(), config, (first, second), tokenizers, training)
         fingerprint = data["tokenizers"]
     except TokenizerError as error:
         raise CheckpointError(f"{error}; copy the whole folder of the run") from None
@@ -220,15 +222,13 @@ def _load_description(folder: Path) -> System:
     return system
 
 
-def _load_json(path: Path) -> dict[str, Any]:
-    """Load a JSON object."""
+def load_object(path: Path) -> dict[str, Any]:
+    """Load a JSON object of a run's folder; raise CheckpointError if there is none."""
     try:
-        data = parse_json(path.read_bytes())
+        data = load_json(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        what = (
-            f"no system here ({path.name} is missing)" if path.parent.exists() else "no such folder"
-        )
-        what = "is a file" if isinstance(error, NotADirectoryError) else what
+        here = f"no system here ({path.name} is missing)" if path.parent.exists() else ""
+        what = "is a file" if isinstance(error, NotADirectoryError) else here or "no such folder"
         raise CheckpointError(f"{path.parent}: {what}; give the folder of a run") from None
     except OSError as error:
         raise unreadable(path, error) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
+from annotated_transformer.data.files import parse_json, regular
 from annotated_transformer.engine.typed import from_dict, typed
 
 T = TypeVar("T")
@@ -343,12 +343,12 @@ def read_json(path: Path, place: str) -> dict[str, Any]:
         UsageError: It cannot be read, or holds something else; the message begins with ``place``.
     """
     try:
-        with path.open("rb") as file:
-            data = json.loads(file.read(1 << 20))  # a recipe is smaller
+        with regular(path).open("rb") as file:
+            data = parse_json(file.read(1 << 20))  # a recipe is smaller
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}; give a name or another file"
         raise UsageError(f"{place}: {reason}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{place}: is not JSON: {error}; see {RECIPES}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{place}: is not a JSON object; see {RECIPES}")

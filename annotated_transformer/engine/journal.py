@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.data.files import parse_json, write_atomically
+from annotated_transformer.data.files import parse_json, regular, write_atomically
 
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for these
 
@@ -30,7 +30,7 @@ def _parse(line: bytes) -> dict[str, float]:
 def _parse_file(path: Path) -> list[tuple[bytes, dict[str, float]]]:
     """Return the lines of a journal, raw and parsed, without an incomplete last one."""
     found = []
-    lines = path.read_bytes().split(b"\n")
+    lines = regular(path).read_bytes().split(b"\n")
     lines = lines if lines[-1] else lines[:-1]  # nothing follows the end of the last line
     for number, line in enumerate(lines, 1):
         try:

@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from annotated_transformer import __version__
-from annotated_transformer.data.files import FileError, not_written, parse_json
+from annotated_transformer.data.files import FileError, load_json, not_written
 from annotated_transformer.engine.system import System
 from annotated_transformer.model.transformer import ModelConfig, count_parameters
 from annotated_transformer.notation import EOS, SPECIAL_TOKENS
@@ -76,7 +76,7 @@ def check_out(out: Path) -> None:
     if not out.is_dir():
         raise FileError(f"{out}: is not a folder; choose another name")
     try:
-        mark = parse_json((out / MARK).read_bytes() if (out / MARK).is_file() else "{}")
+        mark = load_json(out / MARK)
         known = {MARK, *mark["files"]} if mark["format"] == FORMAT else set()
     except (OSError, ValueError, LookupError, TypeError):
         known = set()
@@ -207,7 +207,7 @@ def card(system: System, record: Mapping[str, Any] | None, use: str, lost: str) 
     config = system.config
     sizes = ", ".join(f"{name}={value}" for name, value in vars(config).items())
     rows = [f"- Parameters: {count_parameters(system.model):,}", f"- Sizes: {sizes}"]
-    rows += _of_record(record) if record else ["- No record of its run was beside the weights"]
+    rows += lines_of_record(record) if record else ["- No record of its run was beside the weights"]
     languages = f"---\nlanguage:\n- {source}\n- {target}\npipeline_tag: translation\n---\n\n"
     return (
         f"{languages}# A Transformer from {source} to {target}\n\n"
@@ -217,7 +217,7 @@ def card(system: System, record: Mapping[str, Any] | None, use: str, lost: str) 
     )
 
 
-def _of_record(record: Mapping[str, Any]) -> Iterator[str]:
+def lines_of_record(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a record says of the run and its scores, as lines of a list."""
     options = record.get("options", {})
     yield f"- Corpus: {options.get('corpus')} {options.get('pair')}"

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from annotated_transformer.data.files import FileError, parse_json
+from annotated_transformer.data.files import FileError, load_json, regular
 from annotated_transformer.engine.checkpoints import damaged, load_weights, unreadable, weights_of
 from annotated_transformer.engine.config import check_sizes
 from annotated_transformer.interop.huggingface import reordered, sines_first, their_names
@@ -57,29 +58,24 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
     folder = Path(folder)
     path = folder / "config.json"
     try:
-        data = parse_json(path.read_bytes())
+        data = load_json(path)
         config, vocabularies = _config_of(data, path)
         check_sizes(vars(config))
         weights = folder / "model.safetensors"
-        if weights.exists() and weights.stat().st_size < max(vocabularies) * config.d_model:
+        if weights.is_file() and weights.stat().st_size < max(vocabularies) * config.d_model:
             raise ValueError(f"{weights.name} has no {max(vocabularies)} tokens")
         names = ("pad", "decoder_start", "eos")
         special = SpecialIds(*(int(data[f"{name}_token_id"]) for name in names))
         model = build_model(*vocabularies, config)
+        activate(model, data["activation_function"])
+        path = weights
+        stored = load_file(regular(path))
     except OSError as error:
         raise unreadable(path, error) from None
     except FileError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
-    activate(model, data["activation_function"])
-    path = weights
-    try:
-        stored = load_file(path)
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except Exception as error:  # safetensors has exceptions of its own
-        raise damaged(path, error) from None
+    except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+        raise damaged(path, f"{type(e).__name__}: {e}") from None
     load_weights(model, _ours(stored, model, config), path)
     back = sines_first(config.d_model).argsort()
     with torch.no_grad():

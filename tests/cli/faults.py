@@ -47,14 +47,14 @@ def overwrite_the_input() -> None:
 
 def trust_the_configuration() -> None:
     """Compare no digest of ``config.json``."""
-    load = checkpoints._load_json
+    load = checkpoints.load_object
 
     def trusting(path: Path) -> dict[str, Any]:
         data = load(path)
         data.pop("sha256", None)
         return dict(json.loads(checkpoints.seal(data)))
 
-    checkpoints._load_json = trusting
+    checkpoints.load_object = trusting
 
 
 def trust_the_state() -> None:

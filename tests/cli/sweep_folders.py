@@ -24,11 +24,11 @@ def nested(depth: int) -> bytes:
     return b'{"a":' * depth + b"1" + b"}" * depth
 
 
-def copied(damage: Damage, name: str = "") -> Make:
-    """Return what copies the run and damages one file of it."""
+def copied(damage: Damage, name: str = "", kind: str = "run") -> Make:
+    """Return what copies the run, or another one of those shared, and damages one file of it."""
 
     def make(place: Place) -> None:
-        shutil.copytree(place.root / "run", place.here / "run")
+        shutil.copytree(place.root / kind, place.here / "run")
         damage(place.here / "run" / name)
 
     return make
@@ -68,9 +68,31 @@ def loop_instead(path: Path) -> None:
     path.symlink_to(path.name)
 
 
+def fifo_instead(path: Path) -> None:
+    """Put a pipe that nobody writes to where a file should be."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device_instead(path: Path) -> None:
+    """Put a link to a device that never ends where a file should be."""
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 def overwritten(data: bytes) -> Damage:
     """Return what puts other bytes into a file."""
     return lambda path: path.write_bytes(data)
+
+
+def alone(change: Damage) -> Damage:
+    """Return what damages a file in a run without averaged weights, which may be the better."""
+
+    def damage(path: Path) -> None:
+        path.with_name("averaged.safetensors").unlink()
+        change(path)
+
+    return damage
 
 
 def swapped(path: Path) -> None:
@@ -103,6 +125,8 @@ DAMAGES: dict[str, Damage] = {
     "cut": cut,
     "a folder": folder_instead,
     "a link to itself": loop_instead,
+    "a FIFO": fifo_instead,
+    "a device": device_instead,
     "random bytes": overwritten(random.Random(2).randbytes(3000)),
     "a list": overwritten(b"[1, 2]"),
     "an empty object": overwritten(b"{}"),
@@ -119,10 +143,20 @@ READ = {  # which commands read which files of a run
     "tokenizer.json": ("translate", "train"),
     "model.safetensors": ("translate", "ablation"),
     "averaged.safetensors": ("translate",),
+    "record.json": ("export",),
     NEWEST: ("train",),
     "snapshots/00000004.safetensors": ("average",),
     "log.jsonl": ("plot", "train"),
 }
+MORE = {  # the others, which load a run by the same functions: some of the damages are enough
+    "config.json": ("serve", "score", "parse", "ensemble", "finetune"),
+    "tokenizer.json": ("score", "parse", "finetune"),
+    "model.safetensors": ("serve", "parse", "ensemble", "finetune"),
+}
+ENOUGH = (
+    "missing", "cut", "a FIFO", "random bytes", "an empty object", "nested", "pickled weights",
+    "swapped", "bit 0",
+)  # fmt: skip
 IN_COPY = {
     "translate": "translate run @text/is --beam 1 --quiet",
     "train": TRAIN.replace("--updates 4", "--updates 5"),
@@ -131,6 +165,11 @@ IN_COPY = {
     "ablation": "ablation run",
     "plot": "plot run",
     "export": "export run out --to ctranslate2",
+    "serve": "serve run --best --port 0",
+    "score": "score run @text/valid.de @text/valid.en --best --quiet",
+    "parse": "parse run @text/dogs.en --best --beam 1 --quiet",
+    "ensemble": "translate @run @text/is --ensemble run --best --beam 1 --quiet",
+    "finetune": f"train {FILES} --finetune-from run --out new --updates 1 --quiet",
 }
 
 
@@ -139,6 +178,11 @@ def damaged_folders() -> Iterator[Case]:
     for name, commands in READ.items():
         for damage, change in DAMAGES.items():
             for command in commands:
+                yield damaged(command, name, damage, change)
+    for name, commands in MORE.items():
+        for damage in ENOUGH:
+            for command in commands:
+                change = alone(DAMAGES[damage]) if command == "finetune" else DAMAGES[damage]
                 yield damaged(command, name, damage, change)
 
 
@@ -150,20 +194,21 @@ def damaged(command: str, name: str, damage: str, change: Damage) -> Case:
             name, ""
         )
     status: tuple[int, ...] = (2,)
-    if damage == "missing" and name[:4] in ("snap", "trai"):
-        status = (0,)  # the one before it is as good
+    if damage == "missing" and name[:4] in ("snap", "trai", "reco"):
+        status = (0,)  # the one before it is as good, and a card goes without a record
     elif (
         name == NEWEST  # it goes back to the one before
         or (name == "tokenizer.json" and damage[:3] == "bit")  # the same in other words
-        or (name == "log.jsonl" and damage[:3] in ("bit", "cut", "swa"))  # other numbers
+        or (name in ("log.jsonl", "record.json") and damage[:3] in ("bit", "cut", "swa"))
         or (name == "log.jsonl" and command == "train")  # a broken last line is left out
     ):
         status = (0, 2)
-    written = {"train": "run/.*", "plot": "run/.*", "average": "run/averaged.safetensors"}
+    written = {"train": "run/.*", "plot": "run/.*", "average": "run/averaged.safetensors",
+               "export": "out(/.*)?", "finetune": "new(/.*)?"}  # fmt: skip
     return Case(
         f"{command} with {name}: {damage}",
         line,
-        copied(change, name),
+        copied(change, name, "parser" if command == "parse" else "run"),
         status=status,
         names={"config.json": "run", "tokenizer.json": "tokenizer"}.get(name, name),
         logs=command in written,
@@ -234,6 +279,16 @@ def recipes() -> Iterator[Case]:
     for kind, data in (("nested", nested(100_000)), ("a pickle", pickle.dumps(Payload()))):
         make = put(data, "recipe.json")
         yield Case(f"train --recipe {kind}", line, make, names="recipe.json")
+    for command in (line, "sweep recipe.json --plan"):
+        make = lambda place: os.mkfifo(place.here / "recipe.json")  # noqa: E731
+        yield Case(f"{command.split()[0]} with a FIFO", command, make, names="recipe.json")
+    for kind, change in (("a FIFO", os.mkfifo), ("nested", overwritten(nested(100_000)))):
+
+        def record(place: Place, change: Damage = change) -> None:
+            change(place.here / "record.json")
+
+        yield Case(f"sweep --record {kind}", "sweep table3-grammar --plan --record record.json",
+                   record, names="record.json")  # fmt: skip
 
 
 STRAYS = (

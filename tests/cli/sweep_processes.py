@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 from annotated_transformer.cli.parsing import KINDS
 from tests.cli.sweep import PREPARE, TEXT, TRAIN, Case, Make, Place, nothing, put
-from tests.cli.sweep_folders import copied
+from tests.cli.sweep_folders import changed_configuration, copied
 
 
 def closed(place: Place) -> None:
@@ -41,6 +43,9 @@ BAD_TARGETS: dict[str, tuple[str, Make]] = {
 }
 TARGETS = {
     "translate": "translate @run @text/is --beam 1 --quiet -o",
+    "score": "score @run @text/valid.de @text/valid.en --quiet -o",
+    "parse": "parse @parser @text/dogs.en --beam 1 --quiet -o",
+    "export, folder": "export @run - --to ctranslate2",
     "plot": "plot @run -o",
     "train, record": f"{TRAIN} --record",
     "ablation, record": "ablation @run --record",
@@ -70,12 +75,19 @@ def outputs() -> Iterator[Case]:
                 partial=full,
                 job={"user": kind in ("no right", "a file of others", "a kernel's folder")},
             )
-    for option in ("in", "link", "./in"):
-        yield Case(f"translate in -o {option}", f"translate @run in -o {option}", make_input,
-                   names="in")  # fmt: skip
-    for option in ("@run/config.json", "@run/model.safetensors", "@text/is"):
-        line = f"translate @run @text/is -o {option}"
-        yield Case(f"translate -o {option}", line, names=option[1:])
+    for line in ("translate @run in", "parse @parser in", "score @run in @text/is",
+                 "score @run @text/is in"):  # fmt: skip
+        for option in ("in", "link", "./in"):
+            name = f"{line.replace('@run ', '').replace('@parser ', '')} -o {option}"
+            yield Case(name, f"{line} -o {option}", make_input, names="in")
+    for line in ("translate @run", "parse @parser", "score @run @text/should"):
+        command, folder = line.split()[:2]
+        for option in (f"{folder}/config.json", f"{folder}/model.safetensors", "@text/is"):
+            yield Case(f"{command} -o {option}", f"{line} @text/is -o {option}", names=option[1:])
+    for out in ("in", "link", "link/x", "@run", "@run/config.json", "@text"):
+        name = f"export @run {out}, bad"
+        line = f"export @run {out} --to ctranslate2"
+        yield Case(name, line, make_input, names=out.removeprefix("link").strip("@"))
 
 
 def make_input(place: Place) -> None:
@@ -93,8 +105,18 @@ PRINTING = {
 }
 
 
-WORKS = {**PRINTING, "train": TRAIN, "plot": "plot @run -o a.svg", "average": "average run"}
-MADE = "run(/.*)?|a.svg"  # what these leave
+WORKS = {
+    **PRINTING,
+    "score": "score @run @text/valid.de @text/valid.en --quiet",
+    "parse": "parse @parser @text/dogs.en --beam 1 --quiet",
+    "diagnose": "diagnose @text/valid.de @text/valid.en",
+    "train": TRAIN,
+    "plot": "plot @run -o a.svg",
+    "average": "average run",
+    "export": "export @run out --to ctranslate2",
+}
+MADE = "run(/.*)?|a.svg|out(/.*)?"  # what these leave
+WRITING = ("train", "plot", "average", "export")
 UNBUFFERED = {"environment": {"PYTHONUNBUFFERED": "1"}}
 
 
@@ -131,6 +153,23 @@ def streams() -> Iterator[Case]:
                    streams=(stream, "", ""))  # fmt: skip
 
 
+def piped(place: Place) -> None:
+    """Make a pipe into which the text is written as soon as somebody reads."""
+    os.mkfifo(place.here / "in")
+    text = (place.root / "text" / "is").read_bytes()
+    Thread(target=(place.here / "in").write_bytes, args=(text,), daemon=True).start()
+
+
+def pipes() -> Iterator[Case]:
+    """Texts may come from pipes, as the shell's ``<(...)`` has it."""
+    yield Case("translate, a FIFO with a writer", "translate @run in --beam 1 --quiet", piped,
+               status=(0,), same=True)  # fmt: skip
+    yield Case("parse, a FIFO with a writer", "parse @parser in --beam 1 --quiet", piped,
+               status=(0,))  # fmt: skip
+    yield Case("score, a FIFO with a writer", "score @run in @text/should --quiet", piped,
+               status=(0,))  # fmt: skip
+
+
 def signals() -> Iterator[Case]:
     """Signals while the command waits, or works."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -147,6 +186,10 @@ def signals() -> Iterator[Case]:
             yield Case(f"{name}, {number.name} at once", line, make, status=(0, *ends), logs=True,
                        partial=True, writes=MADE,
                        job={"signal": number, "delay": delay})  # fmt: skip
+        for delay in (0.03, 0.2):  # it takes minutes, for a run of the grammar
+            yield Case(f"ablation, {number.name} after {delay} s", "ablation run --quiet",
+                       changed_configuration("training.options.corpus", "grammar"), status=ends,
+                       partial=True, job={"signal": number, "delay": delay})  # fmt: skip
 
 
 def limits() -> Iterator[Case]:
@@ -158,7 +201,7 @@ def limits() -> Iterator[Case]:
         for limit in ({"NOFILE": 4}, {"NOFILE": 8}):
             yield Case(f"{name}, {limit}", line, make, status=(0, 2), logs=True, writes=MADE,
                        job={"limits": limit})  # fmt: skip
-        if name not in PRINTING:
+        if name in WRITING:
             yield Case(f"{name}, files of 2,000 bytes", line, make, logs=True, writes=MADE,
                        names="cannot be written", job={"limits": {"FSIZE": 2000}})  # fmt: skip
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 
 from annotated_transformer.cli.parsing import KINDS
 
@@ -22,19 +23,27 @@ pytest.importorskip("resource", reason="needs Unix")
 
 from tests.cli.forks import Forks  # noqa: E402
 from tests.cli.sweep import Case, build, execute, judge  # noqa: E402
+from tests.cli.sweep_drawn import cases, rules  # noqa: E402
 from tests.cli.sweep_folders import (  # noqa: E402
     damaged_folders,
     recipes,
     stray_files,
     wrong_configurations,
 )
-from tests.cli.sweep_processes import environments, limits, outputs, signals, streams  # noqa: E402
+from tests.cli.sweep_processes import (  # noqa: E402
+    environments,
+    limits,
+    outputs,
+    pipes,
+    signals,
+    streams,
+)
 from tests.cli.sweep_words import contradictions, diagnosed, option_values, texts  # noqa: E402
 
 ALL: list[Case] = [
     *texts(), *diagnosed(), *option_values(), *contradictions(),
     *damaged_folders(), *wrong_configurations(), *recipes(), *stray_files(),
-    *outputs(), *streams(), *signals(), *limits(), *environments(),
+    *outputs(), *streams(), *pipes(), *signals(), *limits(), *environments(),
 ]  # fmt: skip
 CASES = {case.name: case for case in ALL}
 FAULTS = {  # each with a case that must find it when it is put back
@@ -89,6 +98,14 @@ def test_the_sweep_is_wide() -> None:
 def test_faults_that_are_put_back_are_found(fault: str, name: str, bench: Bench) -> None:
     assert bench.judge(CASES[name]) == []
     assert bench.judge(CASES[name], fault) != []
+
+
+@settings(max_examples=150, derandomize=True, database=None, deadline=None)
+@given(drawn=cases())
+def test_what_nobody_thought_of_is_one_line(drawn: Case, bench: Bench) -> None:
+    outcome = execute(drawn, bench.forks, bench.root)
+    case, outcome = rules(drawn, outcome)
+    assert judge(case, outcome) == [], outcome
 
 
 PROGRAM = [sys.executable, "-m", "annotated_transformer"]

@@ -17,9 +17,12 @@ import pytest
 from annotated_transformer.data.files import (
     FileError,
     digest_of,
+    load_json,
     locked,
+    regular,
     write_atomically,
 )
+from tests.pipes import pipe_at
 
 
 def parts(folder: Path) -> list[Path]:
@@ -87,6 +90,23 @@ def test_a_device_is_written_not_replaced(tmp_path: Path) -> None:
     assert os.read(reader, 10) == b"text"
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b'{"a": 1}')
+    assert (load_json(path), load_json(str(path))) == ({"a": 1}, {"a": 1})
+    assert regular(path) == path
+    assert regular(tmp_path) == tmp_path  # opening it says what it is
+    with pipe_at(path):
+        for read in (regular, load_json, digest_of):
+            with pytest.raises(OSError, match="not a regular file") as caught:
+                read(path)
+            assert caught.value.filename == str(path)
+    for other, error in (("/dev/null", OSError), (tmp_path / "none", FileNotFoundError)):
+        with pytest.raises(error):
+            regular(other)
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

@@ -28,6 +28,7 @@ from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
 from annotated_transformer.engine.config import DataOptions
 from annotated_transformer.engine.texts import encode, learn_tokenizers
 from tests.data import small
+from tests.pipes import pipe_at
 
 message = partial(small.message, kind=FileError)
 
@@ -255,6 +256,20 @@ def test_a_description_of_wrong_types(prepared: Path, keys: list[str], value: An
         path.write_bytes(good)
     assert str(prepared / "out") in text
     assert len(Prepared(prepared / "out").tokens("train")) == len(TEXT)
+
+
+@pytest.mark.parametrize(
+    "name", ["prepared.json", "plan.json", "tokenizer.json", "shards/train-00000.safetensors"]
+)
+def test_a_pipe_in_place_of_a_file_of_ours(prepared: Path, name: str) -> None:
+    out = prepared / "out"
+    with pipe_at(out / name):
+        if name == "plan.json":
+            text = message(lambda: run(out, {}))
+        else:
+            text = message(lambda: Prepared(out).tokens("train"))
+    assert name in text
+    assert "not a regular file" in text
 
 
 @pytest.mark.parametrize("content", [NESTED, "1" * 10_000, '{"plan": NaN}', "\x00", "", "\ufeff{}"])

@@ -1,6 +1,8 @@
 """Marian checkpoints of Hugging Face's layout give here what they give there."""
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from annotated_transformer.engine.checkpoints import CheckpointError
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.interop.marian import load_marian
 from tests.interop import small as ours
+from tests.pipes import pipe_at
 
 transformers.logging.disable_progress_bar()
 
@@ -100,6 +103,15 @@ def test_a_damaged_checkpoint_is_one_line(name: str, data: bytes | None, tmp_pat
     marian(tmp_path, activation_function="relu")
     (tmp_path / name).unlink() if data is None else (tmp_path / name).write_bytes(data)
     with pytest.raises(CheckpointError, match=name):
+        load_marian(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_place_of_a_file_is_one_line(name: str, tmp_path: Path) -> None:
+    marian(tmp_path, activation_function="relu")
+    message = rf"{re.escape(name)}: cannot be read: not a regular file"
+    with pipe_at(tmp_path / name), pytest.raises(CheckpointError, match=message):
         load_marian(tmp_path)
 
 
