@@ -250,9 +250,8 @@ class _Job:
         reports["train"] = report
         for line in report.lines():
             self.log(line)
-        for split in held_out:
-            for note in reports[split].notes:
-                self.log(f"{split}: {note}")
+        for split, note in ((one, note) for one in held_out for note in reports[one].notes):
+            self.log(f"{split}: {note}")
         found = {split: {"kept": each.kept, **asdict(each)} for split, each in reports.items()}
         write_atomically(done, _json(found))
         return found

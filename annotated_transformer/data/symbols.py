@@ -93,7 +93,5 @@ def load_any_tokenizer(path: str | Path) -> Tokenizer:
     try:
         return SymbolTokenizer([str(entry) for entry in data["entries"]])
     except (LookupError, TypeError, TokenizerError) as error:
-        reason = f"damaged ({type(error).__name__}: {error})"
-        raise TokenizerError(
-            f"{path}: {reason}; train again, or take the file from a copy"
-        ) from None
+        told = f"{path}: damaged ({type(error).__name__}: {error})"
+        raise TokenizerError(f"{told}; train again, or take the file from a copy") from None

@@ -15,6 +15,7 @@ from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpointer import Checkpointer, SaveClock, checkpoint_paths
 from annotated_transformer.engine.checkpoints import (
     WEIGHTS,
+    damaged,
     load_system,
     load_weights,
     save_description,
@@ -240,6 +241,8 @@ def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
         tokenizers, config, languages = begun.tokenizers, begun.config, begun.languages
         done = max((int(path.stem) for path in checkpoint_paths(folder)), default=0)
         check_same(begun.training, described, folder, done)
+        if config.max_len < options.data.max_len:  # the texts are made for the latter
+            raise damaged(folder / "config.json", f"max_len is {config.max_len}")
     model = fresh_model(tokenizers, config, options.optim.seed)
     if before is not None:
         load_weights(model, weights_of(before.model), str(options.optim.finetune_from))

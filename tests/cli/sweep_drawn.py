@@ -53,6 +53,7 @@ NUMBER = st.integers(-3, 9) | st.integers(-(2**70), 2**70) | st.floats(width=16)
 VALUE = st.none() | st.booleans() | NUMBER | TEXT
 JSON = VALUE | st.lists(VALUE, max_size=3) | st.dictionaries(TEXT, VALUE, max_size=2)
 LONGEST = 0.5  # seconds after which a command that works is stopped
+WARNED = "; resuming from "
 BEGUN = "checkpoints in run"  # a run that says so may leave its folder, to be resumed
 
 
@@ -163,4 +164,7 @@ def rules(case: Case, outcome: Outcome) -> tuple[Case, Outcome]:
     if outcome.status != 2 or BEGUN in outcome.err or case.typed[:1] == ("prepare",):
         kept = [name for name in outcome.changed if name == "what all share"]
         outcome = replace(outcome, changed=kept)
+    lines = outcome.err.splitlines(keepends=True)
+    if outcome.status not in (0, 2):  # warnings may come before the line that it was interrupted
+        outcome = replace(outcome, err="".join(each for each in lines if WARNED not in each))
     return replace(case, partial=outcome.status != 2), outcome
