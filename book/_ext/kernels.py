@@ -6,6 +6,7 @@ hundredth. The kernel itself is ipykernel's own: only its start is another.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -43,6 +44,12 @@ class Forks:
         theirs.close()
         self.channel = ours.makefile("rw", encoding="utf-8")
         ours.close()
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """Let it end."""
+        self.channel.close()
+        self.process.wait()
 
     def ask(self, **what: Any) -> Any:
         """Send a request and return the answer."""
