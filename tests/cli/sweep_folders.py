@@ -238,7 +238,7 @@ def wrong_configurations() -> Iterator[Case]:
     values: tuple[object, ...] = (None, "x", -1, 1.5, 10**30, [], 1_000_000_000)
     paths = (
         "format architecture languages model tokenizers model.N model.d_model model.h "
-        "model.max_len model.norm"
+        "model.max_len model.norm training training.options"
     )
     for path in paths.split():
         for value in values[: -1 if path == "model.max_len" else None]:  # makes nothing larger
@@ -312,6 +312,8 @@ def stray_files() -> Iterator[Case]:
                logs=True)  # fmt: skip
     yield Case("train without config.json", resume, copied(Path.unlink, "config.json"), names="run",
                logs=True)  # fmt: skip
+    make = changed_configuration("model.max_len", 5)
+    yield Case("train with fewer positions", resume, make, names="config.json", logs=True)
     yield Case("train with altered states", resume, copied(altered, "training"), names="training",
                logs=True, writes="run/config.json")  # fmt: skip
     for option in ("--seed 3", "--d-ff 16", "--updates 2", "--dropout 0.3", "--tokenizer bpe-lower",
