@@ -38,7 +38,7 @@ def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> Non
     wait_for(stopped / "config.json", killed.running)
     time.sleep(chance.uniform(0, 0.5))
     killed.signal(signal.SIGKILL)
-    killed.end()
+    assert killed.end()[0] == -signal.SIGKILL
     # Ctrl-C, as soon as there is a checkpoint that is newer.
     (stopped / "model.safetensors").unlink(missing_ok=True)
     interrupted = Command(words, tmp_path / "interrupted.err")
