@@ -107,7 +107,7 @@ def whole_folder(out: Path, **about: Any) -> Iterator[Path]:
             files = sorted(p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file())
             mark = {"format": FORMAT, "version": __version__, **about, "files": files}
             (new / MARK).write_text(json.dumps(mark, indent=1) + "\n", encoding="utf-8")
-            if out.exists():
+            if out.is_dir():  # nothing else may make room, whatever was checked before
                 out.rename(old)
             new.rename(out)
         except OSError as error:

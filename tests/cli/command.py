@@ -1,7 +1,9 @@
 """Small texts, runs and errors of the command line, for its tests."""
 
 import json
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,15 @@ def write(path: Path, lines: list[str] | tuple[str, ...]) -> str:
     """Write lines and return the path as text."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return str(path)
+
+
+def full_device(path: Path) -> Path:
+    """Make a device that is always full; as root our own, for a fault could move the machine's."""
+    if os.geteuid():
+        path.symlink_to("/dev/full")
+    else:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+    return path
 
 
 def of_grammar(trained: Path, folder: Path) -> Path:

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 from annotated_transformer.cli.parsing import KINDS
+from tests.cli.command import full_device
 from tests.cli.sweep import PREPARE, TEXT, TRAIN, Case, Make, Place, nothing, put
 from tests.cli.sweep_folders import changed_configuration, copied
 
@@ -39,7 +40,7 @@ BAD_TARGETS: dict[str, tuple[str, Make]] = {
     "no UTF-8": ("\udcff.svg", nothing),
     "an empty name": ("", nothing),
     "a kernel's folder": ("/proc/bad.svg", nothing),
-    "a full disk": ("/dev/full", nothing),
+    "a full disk": ("full", lambda place: full_device(place.here / "full")),
 }
 TARGETS = {
     "translate": "translate @run @text/is --beam 1 --quiet -o",

@@ -17,7 +17,7 @@ from annotated_transformer.fast import decoding, quantised
 from annotated_transformer.fast.quantised import Bfloat16Linear, Int8Linear
 from annotated_transformer.fast.screen import multiplies_bytes
 from annotated_transformer.pretrained import FOLDER, RUNNING, load_pretrained
-from tests.cli.command import Capture, fails, write
+from tests.cli.command import Capture, fails, full_device, write
 
 
 def test_translate_files_and_standard_input(
@@ -122,11 +122,14 @@ def test_a_damaged_system(trained: Path, tmp_path: Path, capsys: Capture) -> Non
     assert "tokenizer.json: " in fails(capsys, "translate", tmp_path / "copy", path)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_output_that_is_full(trained: Path, texts: list[str], capsys: Capture) -> None:
-    line = fails(capsys, "translate", trained, texts[4], "-o", "/dev/full", "--quiet")
-    assert "/dev/full: cannot be written: No space left on device" in line
-    assert not Path("/dev/full").is_file()
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a device that is always full")
+def test_output_that_is_full(
+    trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    full = full_device(tmp_path / "full")
+    line = fails(capsys, "translate", trained, texts[4], "-o", full, "--quiet")
+    assert f"{full}: cannot be written: No space left on device" in line
+    assert full.is_char_device()
 
 
 def test_translate_with_a_beam(trained: Path, texts: list[str], capsys: Capture) -> None:

@@ -149,4 +149,8 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             whole_folder(tmp_path / place, to="test"),
         ):
             pass
+    late = "late: cannot be written: Not a directory"
+    with pytest.raises(FileError, match=late), whole_folder(tmp_path / "late", to="test"):
+        (tmp_path / "late").write_text("came meanwhile")
+    (tmp_path / "late").unlink()  # still the file
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
