@@ -106,7 +106,7 @@ def visit_html(self: Any, node: translator) -> None:
     sentence = escape(node["sentence"], quote=True)
     data = f'data-sentence="{sentence}" data-replaces="{node["replaces"]}"'
     data += "".join(f" data-{name}" for name in node["more"])
-    self.body.append(f'<div {MARK} {data}><div class="translator-fallback">\n')
+    self.body.append(f'<div {MARK} {data}><div class="translator-fallback">')
 
 
 def depart_html(self: Any, node: translator) -> None:

@@ -443,6 +443,16 @@ def test_without_scripts_the_page_shows_what_it_has(browser: Browser, folder: Pa
     context.close()
 
 
+def test_without_scripts_there_is_no_frame_around_nothing(browser: Browser, site: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{site}/book/model/multi_head.html")
+    box = page.locator(".translator").bounding_box()
+    assert box is not None
+    assert box["height"] == 0
+    context.close()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
