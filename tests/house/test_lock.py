@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -177,9 +178,33 @@ def test_environment_is_made_from_the_lock() -> None:
     """By hashes where there are hashes, and with nothing that the lock does not name."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
     recipe = makefile.split("$(READY): requirements.txt")[1].split("\n\n")[0]
-    assert re.findall(r"install (.*)", recipe) == [
-        "--no-compile --require-hashes --no-deps -r requirements.txt",
+    assert "install --no-compile --require-hashes --no-deps -r $(VENV)/half\n" in makefile
+    assert re.findall(r"(?:install|\$\(HALF\)) ?([^&;\n]*[^&;\n ])", recipe) == [
+        "0.txt",
+        "1.txt",
         "--no-compile -r requirements-torch.txt",
         "--no-deps --no-build-isolation -e .",
     ]
     assert "$(PIP) check" in recipe
+
+
+def test_two_halves_are_the_whole_lock(tmp_path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    (line,) = re.findall(r"@(awk .*)", makefile)
+    command = line.replace("$(VENV)", str(tmp_path))
+    subprocess.run(["sh", "-c", command], cwd=ROOT, check=True)
+    halves = [(tmp_path / f"half{n}.txt").read_text("utf-8").splitlines() for n in (0, 1)]
+    both = [packages(half) for half in halves]
+    assert sorted(both[0] + both[1]) == sorted(packages(lock.LOCK.read_text("utf-8").splitlines()))
+    assert abs(len(both[0]) - len(both[1])) <= 1
+
+
+def packages(lines: list[str]) -> list[tuple[str, ...]]:
+    """Return each package of a lock with the lines of its hashes."""
+    found: list[list[str]] = []
+    for line in lines:
+        if re.match("[a-z]", line):
+            found.append([line])
+        elif line.strip().startswith("--hash"):
+            found[-1].append(line)
+    return [tuple(one) for one in found]
