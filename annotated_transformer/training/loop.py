@@ -55,7 +55,7 @@ def sum_type(device: torch.device) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Progress:
-    """What an update, or several, came to."""
+    """Loss, tokens and gradient of an update, or of several."""
 
     nll: float = 0.0  # summed negative log-likelihood, nats
     tokens: int = 0  # target tokens
@@ -236,7 +236,7 @@ def fit(
     accumulate: int = 1,
     loss: LossFunction = batch_loss,
 ) -> Iterator[Progress]:
-    """Train on ``batches``, yielding what each update came to.
+    """Train on ``batches``, yielding the progress of each update.
 
     Args:
         model: Is set to training mode before each update.
