@@ -157,10 +157,13 @@ def canvas(
         return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def _axes(ax: Axes | None, size: tuple[float, float], **labels: str) -> tuple[Figure, Axes]:
-    """Return a figure and its axes, new ones if none are given, with labels and title."""
+def _axes(
+    ax: Axes | None, size: tuple[float, float], title: str, **labels: str
+) -> tuple[Figure, Axes]:
+    """Return a figure and its axes, new ones if none are given, with the labels of x and y."""
+    _require(**labels)
     axes: Axes = canvas(size=size)[1][0, 0] if ax is None else ax
-    axes.set(**labels)
+    axes.set(title=title, **dict(zip(("xlabel", "ylabel"), labels.values(), strict=True)))
     return cast(Figure, axes.get_figure(root=True)), axes
 
 
@@ -173,9 +176,8 @@ def _array(values: Values) -> NDArray[Any]:
 
 def _require(**labels: str) -> None:
     """Check that no label is empty."""
-    for name, label in labels.items():
-        if not label.strip():
-            raise ValueError(f"{name} is empty: every axis needs a label")
+    if empty := [name for name, label in labels.items() if not label.strip()]:
+        raise ValueError(f"{empty[0]} is empty: every axis needs a label")
 
 
 def _matrix(values: Values, rows: Sequence[object], columns: Sequence[object]) -> NDArray[Any]:
@@ -255,10 +257,9 @@ def heatmap(
     Raises:
         ValueError: If the matrix does not match its labels, or a label is empty.
     """
-    _require(row_label=row_label, column_label=column_label)
     values = _matrix(matrix, rows, columns)
     size = (min(5.0, 2.2 + 0.28 * len(columns)), min(5.0, 1.3 + 0.26 * len(rows)))
-    figure, axes = _axes(ax, size, xlabel=column_label, ylabel=row_label, title=title)
+    figure, axes = _axes(ax, size, title, column_label=column_label, row_label=row_label)
     mesh = _draw_cells(values, axes, limits or _colour_range(values))
     turned = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
     tilt: Any = {} if all(len(str(label)) < 4 for label in columns) else turned
@@ -290,11 +291,9 @@ class _PlainLog(LogFormatterSciNotation):
 
 def _scale(axes: Axes, log_x: bool, log_y: bool) -> None:
     """Make axes logarithmic where they are asked to be."""
-    for name, log in (("x", log_x), ("y", log_y)):
-        if log:
-            axes.set(**{f"{name}scale": "log"})
-            axis = getattr(axes, f"{name}axis")
-            axis.set(major_formatter=_PlainLog(), minor_formatter=_PlainLog())
+    for name in ["x"] * log_x + ["y"] * log_y:
+        axes.set(**{f"{name}scale": "log"})
+        getattr(axes, f"{name}axis").set(major_formatter=_PlainLog(), minor_formatter=_PlainLog())
 
 
 def lines(
@@ -321,8 +320,7 @@ def lines(
     Raises:
         ValueError: If a label is empty.
     """
-    _require(x_label=x_label, y_label=y_label)
-    figure, axes = _axes(ax, (5.0, 3.0), xlabel=x_label, ylabel=y_label, title=title)
+    figure, axes = _axes(ax, (5.0, 3.0), title, x_label=x_label, y_label=y_label)
     for (name, (x, y)), (colour, dashes) in zip(series.items(), _strokes(len(series)), strict=True):
         axes.plot(_array(x), _array(y), label=name, color=colour, dashes=dashes)
     _scale(axes, log_x, log_y)
@@ -353,14 +351,16 @@ def bars(
     Raises:
         ValueError: If a label is empty.
     """
-    _require(value_label=value_label, name_label=name_label)
     size = (5.0, 1.0 + 0.32 * len(values))
-    figure, axes = _axes(ax, size, xlabel=value_label, ylabel=name_label, title=title)
+    figure, axes = _axes(ax, size, title, value_label=value_label, name_label=name_label)
     widths = [float(value) for value in values.values()]
-    ends = [f"{width:,.0f}" if abs(width) >= 1000 else f"{width:.4g}" for width in widths]
+    most = max(filter(np.isfinite, map(abs, widths)), default=0)
+    full = max(0, 3 - int(f"{most:.3e}"[-3:]))  # decimals that give the largest value four digits
+    used = max((len(f"{w:.{full}f}".rstrip("0").partition(".")[2]) for w in widths), default=0)
+    ends = [f"{w:.4g}" if log and abs(w) < 1000 else f"{w:,.{used}f}" for w in widths]
     axes.bar_label(axes.barh(list(values), widths, color=PALETTE[0]), ends, padding=3)
     _scale(axes, log, False)
-    if max(map(abs, widths), default=0) >= 10_000:
+    if most >= 10_000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20M
     axes.margins(x=0.15)
     axes.invert_yaxis()

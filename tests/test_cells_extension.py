@@ -1,10 +1,12 @@
 """What our Sphinx extensions make of cells, figures and equations."""
 
+import re
 import types
 from typing import Any
 
 import pytest
 from docutils import nodes
+from export import chapters
 
 from tests.test_page_extensions import extension
 
@@ -69,6 +71,42 @@ def test_without_a_comment_the_claim_is_the_label(cells: Any) -> None:
     assert label.startswith("Checked: " + claim.claim[:20].replace("`", "").replace("*", "")[:10])
     assert len(label) <= cells.LONGEST + len("Checked: ")
     assert cells.label("assert True", []) == "Checked"
+
+
+@pytest.mark.parametrize(
+    ("source", "inside"),
+    [
+        ("# Two rows of numbers.\nx = 1", "Two rows of numbers"),
+        ("# fmt: off\nx = 1", ""),
+        ("@dataclass\nclass A:\n    def f(self): ...\n\n\ndef b(): ...", "A, b"),
+        ("def a(): ...\ndef b(): ...\ndef c(): ...\ndef d(): ...", "a, b, c, …"),
+        ("import math\n\ndef a(): ...\n\n\nshow(a())", "a, figure"),
+        ("import math\nfrom x import y", "imports"),
+        ("rows = []\nTable(head, rows) if rows else None", "table"),
+        ("x = 1  # nothing that show(x) draws", ""),
+    ],
+)
+def test_a_folded_cell_says_what_is_in_it(cells: Any, source: str, inside: str) -> None:
+    tree, cell = chapter(source, ["hide-input"])
+    cell.attributes |= {"hide_mode": "input", "prompt_show": "Show", "prompt_hide": "Hide"}
+    cells.prepare(None, tree)
+    end = f": {inside}" if inside else ""
+    assert (cell["prompt_show"], cell["prompt_hide"]) == (f"Show{end}", f"Hide{end}")
+
+
+def test_no_label_of_the_book_ends_in_the_middle_of_a_sentence(cells: Any) -> None:
+    """Only the first line of a comment is a label, so it must be a sentence of its own."""
+    seen = 0
+    for path in chapters():
+        for cell in re.split(r"^```\{code-cell\}$", path.read_text(encoding="utf-8"), flags=re.M):
+            if options := re.match(r"\n:tags: \[(.*\bchecked\b.*)\]\n\n", cell):
+                source, seen = cell[options.end() :], seen + 1
+                first, second = source.split("\n")[:2]
+                label = cells.label(source, options[1].split(", "))
+                assert label != "Checked", f"{path.name}: {first}"
+                assert not label.endswith("…"), f"{path.name}: {label}"
+                assert not second.startswith("#") or first.endswith("."), f"{path.name}: {label}"
+    assert seen > 200
 
 
 def test_a_docstring_is_short_and_the_rest_one_button_away(cells: Any) -> None:

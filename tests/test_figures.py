@@ -262,6 +262,30 @@ def test_bars_are_named_and_measured() -> None:
     assert texts(axes.texts) == ["18", "25"]
 
 
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ((0.146, 0.14623), ["0.1460", "0.1462"]),
+        ((36.8421, 6.98304, 4.5491), ["36.84", "6.98", "4.55"]),
+        ((100, 33.0001), ["100", "33"]),
+        ((99.96, 0.5), ["99.96", "0.50"]),
+        ((1234.5, -2000), ["1,234", "-2,000"]),
+        ((0, 0), ["0", "0"]),
+        ((float("nan"), 2.5), ["", "2.5"]),  # of no bar there is no end
+    ],
+)
+def test_bars_of_a_figure_have_equally_many_decimals(
+    values: tuple[float, ...], ends: list[str]
+) -> None:
+    names = dict(zip("abc", values, strict=False))
+    assert texts(bars(names, value_label="x", name_label="y").axes[0].texts) == ends
+
+
+def test_bars_on_a_logarithmic_scale_have_equally_many_digits() -> None:
+    figure = bars({"a": 0.0123456, "b": 12.34567}, value_label="x", name_label="y", log=True)
+    assert texts(figure.axes[0].texts) == ["0.01235", "12.35"]
+
+
 def test_long_numbers_stay_readable() -> None:
     figure = bars({"whole": 65_000_000}, value_label="parameters", name_label="model")
     figure.canvas.draw()

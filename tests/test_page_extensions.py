@@ -10,6 +10,8 @@ import pytest
 from docutils import nodes
 
 ROOT = Path(__file__).parents[1]
+LITERAL = '<code><span class="pre">train</span> <span class="pre">--pair</span></code>'
+TABLE = f'<table class="docutils"><tr><td>\n{LITERAL}</td></tr></table>'
 
 
 def extension(name: str) -> Any:
@@ -100,3 +102,10 @@ def test_without_a_text_the_drawing_describes_itself(tmp_path: Path) -> None:
 def test_other_images_stay(tmp_path: Path, name: str) -> None:
     body = f'<img alt="x" src="../_images/{name}.svg" />'
     assert put(tmp_path, body) == body
+
+
+def test_words_of_code_stay_whole_in_tables_alone() -> None:
+    context = {"body": LITERAL + TABLE + LITERAL + TABLE, "script_files": []}
+    extension("offline").page_scripts(None, "a", "page.html", context, None)
+    plain = LITERAL.replace('<span class="pre">', "").replace("</span>", "")
+    assert context["body"] == plain + TABLE + plain + TABLE

@@ -60,9 +60,9 @@ class ParallelText:
         """Return how many pairs were dropped and the first of them; empty if none were."""
         if not self.blank:
             return ""
-        dropped, total = len(self.blank), len(self) + len(self.blank)
-        first = ", ".join(map(str, self.blank[:5])) + (", ..." if dropped > 5 else "")
-        return f"{dropped} of {total} pairs dropped with a blank side: lines {first}{self.among(0)}"
+        dropped, first = len(self.blank), ", ".join(map(str, self.blank[:5]))
+        lines = f"line{'s' * (dropped > 1)} {first}{', ...' * (dropped > 5)}{self.among(0)}"
+        return f"{dropped} of {len(self) + dropped} pairs dropped with a blank side: {lines}"
 
     def among(self, side: int) -> str:
         """Return a note on which lines of a side are numbered; empty if all are, in one file."""

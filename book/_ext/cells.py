@@ -1,7 +1,8 @@
 """How a chapter's cells look on the page: folded proofs, quiet labels, short docstrings.
 
 A cell with the tag ``checked`` is folded under the label "Checked: ...", which says what it
-checks: the first comment of the cell, or else the claim that it settles. Comments for our tools
+checks: the first comment of the cell, or else the claim that it settles. The bar of any other
+folded cell says what is in it: "Show code: judge, figure". Comments for our tools
 (``noqa``, ``type: ignore``, ``fmt: skip``) are left out, and of a docstring the page shows what
 comes before its first section (``Args:``, ``Returns:``); the rest unfolds. The source keeps all.
 """
@@ -16,6 +17,9 @@ from sphinx.application import Sphinx
 CHECKED = "checked"
 LABEL = re.compile(r"\A\s*#\s*(?P<text>[^#!%].*?)\s*$", re.MULTILINE)
 LONGEST = 100  # characters of a label
+NAMED = 3  # functions and classes that the bar of a folded cell names
+DEFINED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
+KINDS = {"figure": r"^[^#]*\b(?:show|live)\(", "table": r"^[^#]*\bTable\("}  # a cell's output
 TOOLS = re.compile(r"[ \t]*#[ \t]*(?:noqa\b|type:[ \t]*ignore\b|fmt:[ \t]*(?:skip|off|on)\b).*$")
 DOC = re.compile(r'<span class="sd">"""(?:(?!""").)*"""</span>', re.DOTALL)
 SECTION = re.compile(
@@ -41,13 +45,33 @@ def claim_of(tags: list[str]) -> str:
     return next((claims[key].claim for key, _ in parse_tags(tags) if key in claims), "")
 
 
+def shortened(text: str) -> str:
+    """Return a label's text without its full stop, and not longer than a bar is wide."""
+    if len(text) > LONGEST:
+        text = text[: LONGEST - 1].rsplit(" ", 1)[0].rstrip(" ,;:") + "…"
+    return text.rstrip(".")
+
+
 def label(source: str, tags: list[str]) -> str:
     """Return the line under which a checked cell is folded."""
     comment = LABEL.match(source)
     text = comment["text"] if comment else claim_of(tags).replace("`", "").replace("*", "")
-    if len(text) > LONGEST:
-        text = text[: LONGEST - 1].rsplit(" ", 1)[0].rstrip(" ,;:") + "…"
-    return f"Checked: {text.rstrip('.')}" if text else "Checked"
+    return f"Checked: {shortened(text)}" if text else "Checked"
+
+
+def contents(source: str) -> str:
+    """Return what is in a folded cell: its first comment, or the names of what it defines.
+
+    What it draws or imports is named as well; nothing, if it only computes.
+    """
+    if comment := LABEL.match(source):
+        return shortened(comment["text"])
+    names = DEFINED.findall(source)
+    found = [*names[:NAMED], *(["…"] if names[NAMED:] else [])]
+    found += [kind for kind, call in KINDS.items() if re.search(call, source, re.MULTILINE)]
+    if not found and source.startswith(("import ", "from ")):
+        found = ["imports"]
+    return ", ".join(found)
 
 
 def prepare(app: Sphinx, doctree: nodes.document) -> None:
@@ -61,6 +85,9 @@ def prepare(app: Sphinx, doctree: nodes.document) -> None:
                 words = label(block.astext(), tags)
                 cell["hide_mode"], cell["prompt_show"], cell["prompt_hide"] = "all", words, words
             text = without_tool_comments(block.astext())
+            if CHECKED not in tags and cell.get("hide_mode") and (inside := contents(text)):
+                for prompt in ("prompt_show", "prompt_hide"):
+                    cell[prompt] = f"{cell[prompt]}: {inside}"
             block.rawsource = text
             block.children = []
             block += nodes.Text(text)

@@ -107,6 +107,27 @@ def cut_off(page: Page) -> list[str]:
     return found
 
 
+def broken_words(page: Page) -> list[str]:
+    """Return the words of code in tables that go on in the next line."""
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll(".bd-article table:not(.scoreboard) code")]
+          .flatMap((code) => {
+            const walker = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+            const [range, found] = [new Range(), []];
+            for (let text; (text = walker.nextNode());)
+              for (const word of text.data.matchAll(/\\S+/g)) {
+                range.setStart(text, word.index);
+                range.setEnd(text, word.index + word[0].length);
+                const boxes = [...range.getClientRects()];
+                const lines = new Set(boxes.map((box) => Math.round(box.top)));
+                if (lines.size > 1) found.push(`broken in a table: ${word[0]}`);
+              }
+            return found;
+          })"""
+    )
+    return found
+
+
 def untypeset(page: Page) -> list[str]:
     """Return the formulas that MathJax left as they were, or could not read."""
     found: list[str] = page.evaluate(
@@ -247,8 +268,10 @@ def test_page(browser: Browser, site: str, path: str) -> None:
     with opened(browser, site, path, first) as (page, wrong):
         assert page.evaluate("document.documentElement.dataset.theme") == first
         faults = untypeset(page) + dead_charts(page) + too_wide(page) + cut_off(page)
+        faults += broken_words(page)
         resize(page, NARROW)
-        faults += [f"at {NARROW} px: {fault}" for fault in too_wide(page) + tiny_letters(page)]
+        narrow = too_wide(page) + tiny_letters(page) + broken_words(page)
+        faults += [f"at {NARROW} px: {fault}" for fault in narrow]
         resize(page, widths[0])
         switch(page, second)
         faults += dead_charts(page) + barriers(page)

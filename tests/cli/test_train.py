@@ -93,7 +93,7 @@ def test_blank_lines_are_reported(texts: list[str], tmp_path: Path, capsys: Capt
     files = [write(tmp_path / name, lines) for name in ("a.de", "a.en")]
     words = ["train", *SIZES.split(), *texts[3:], "--train-files", *files, "--updates", "1"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    assert "1 of 42 pairs dropped with a blank side: lines 41" in capsys.readouterr().err
+    assert "1 of 42 pairs dropped with a blank side: line 41" in capsys.readouterr().err
 
 
 def test_a_mirror_without_the_file(

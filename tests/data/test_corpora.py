@@ -113,7 +113,7 @@ def test_lines_that_are_counted_without_others_are_told(tmp_path: Path) -> None:
     text = b"<url>u</url>\na\n\nb\n"
     paths = [write(tmp_path / f"train.tags.de-en.{side}", text) for side in ("de", "en")]
     pairs = read_parallel(*paths)
-    assert pairs.report() == "1 of 3 pairs dropped with a blank side: lines 2 (without tags)"
+    assert pairs.report() == "1 of 3 pairs dropped with a blank side: line 2 (without tags)"
     assert place(pairs, 1, 0) == "train.tags.de-en.de (without tags), line 3"
     both = corpora._joined([pairs, pairs])
     assert both.report().endswith("lines 2, 5 (of all files together)")
