@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests import claims
 
@@ -29,7 +30,7 @@ def run(right: int, loss: float = 0.3) -> dict[str, Any]:
 
 def run_with(
     runs: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch, **others: Any
-) -> None:
+) -> dict[str, Any]:
     """Run the check of 6.3a where there are only these runs, those of other rows, and the floor."""
     rows = {
         row: {"runs": {str(seed): each for seed, each in enumerate(found)}}
@@ -42,7 +43,7 @@ def run_with(
         path = folder / "results" / f"parsing-{name}.json"
         path.write_text(json.dumps(record), encoding="utf-8")
     monkeypatch.chdir(folder)
-    claims.run_claim(CHAPTER, "6.3a")
+    return claims.run_claim(CHAPTER, "6.3a")
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,25 @@ def test_validation_chooses_the_width(
     wide = [run(9, loss), run(9, loss)]
     run_with([run(5), run(5)], tmp_path, monkeypatch, transformer_256=wide)
     assert re.findall(r"^status: ([a-z ]+)", capsys.readouterr().out, re.MULTILINE) == [status]
+
+
+@pytest.mark.parametrize("part", [{}, {"transformer_1600": [run(4)]}], ids=["none", "one"])
+def test_the_learning_curve_says_what_it_draws(
+    part: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A single curve has no legend, so its name stands above it; the caption counts its runs."""
+    names = run_with([run(9), run(8)], tmp_path, monkeypatch, **part)
+    shown: list[tuple[Figure, str]] = []
+    names["show"] = lambda *picture: shown.append(picture)
+    (cell,) = (each for each in claims.cells(CHAPTER) if "def learning_curve(" in each.source)
+    exec(cell.source, names)
+    if not part:
+        assert not shown
+        assert "not yet run" in capsys.readouterr().out
+        return
+    ((figure, caption),) = shown
+    assert "Transformer of width 128 with 1,600 trees (1 seed), 3,396 trees (2 seeds)" in caption
+    assert figure.axes[0].get_title() == "Transformer of width 128"

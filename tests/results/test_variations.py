@@ -147,6 +147,12 @@ def test_any_record_fits_the_page(
     claims.run_page(PAGE)
     out = capsys.readouterr().out
     found = re.findall(r"^status: ([a-z ]+)", out, re.MULTILINE)
+    seeds_told = re.findall(r"each row has (.+?) of the (\d+) seeds", " ".join(out.split()))
+    assert seeds_told == [  # two rows of a record with two seeds have not been run
+        ("0 to 2" if count == 2 else str(count), str(load_grid(name).seeds))
+        for name, count in zip(("table3-grammar", "table3-small"), seeds, strict=True)
+        if count
+    ]
     assert len(found) == 6
     assert (set(found) == {"not yet run"}) == (max(seeds) == 0)
     if max(seeds) == 1:  # one run of each settles nothing
