@@ -167,7 +167,7 @@ class ConvolutionalEncoder(nn.Module):
         """Encode ``x (batch, m, width)``, whose mask ``(batch, 1, m)`` is true at real tokens.
 
         Returns:
-            ``(batch, m, 2 * width)``: keys, and beside them values. Both are zero at padding.
+            Keys, and next to them values, ``(batch, m, 2 * width)``; both are zero at padding.
         """
         padding = None if src_mask is None else ~src_mask.transpose(1, 2)  # (batch, m, 1)
         embedded = z = _without(x, padding)

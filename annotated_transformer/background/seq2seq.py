@@ -355,7 +355,7 @@ class RecurrentTranslator(EncoderDecoder):
             src_mask: Boolean ``(batch, 1, m)``, true at real tokens.
 
         Returns:
-            ``(batch, n, m)``: weights for the word *after* each position.
+            The weights ``(batch, n, m)`` for the word *after* each position.
 
         Raises:
             ValueError: The model has no attention.

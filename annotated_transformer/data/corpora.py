@@ -287,10 +287,10 @@ FILES = {
     path: RemoteFile(path, tuple(urls), size, digest)
     for path, (size, digest, *urls) in SOURCES["files"].items()
 }
-CORPORA: dict[str, tuple[str, ...]] = {  # name: splits
+CORPORA: dict[str, tuple[str, ...]] = {
     "grammar": tuple(GRAMMAR_SIZES),
     **{name: tuple(corpus["splits"]) for name, corpus in SOURCES["corpora"].items()},
-}
+}  #: The known corpora, each with the names of its splits.
 
 
 Place = tuple[RemoteFile, str]  # a file, and the path inside it, if it is an archive

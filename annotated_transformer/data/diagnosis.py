@@ -20,7 +20,7 @@ REMEDIES = {  # in the order of the table
     "length ratio": "look whether one side is cut or belongs elsewhere; prepare leaves them out",
     "duplicate": "keep one of each; prepare does",
     "in the validation text": "remove the pairs, else validation measures memory",
-}
+}  #: The kinds of findings, each with what to do about it.
 ALONE, DRIFT, SHARED = "lines without a partner", "drift", "in the validation text"
 
 

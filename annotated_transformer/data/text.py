@@ -17,7 +17,7 @@ from typing import IO, Protocol
 
 from annotated_transformer.data.files import CorpusError
 
-MAX_LINE = 1 << 20  # bytes; a longer line is an error, to bound memory
+MAX_LINE = 1 << 20  #: Bytes; a longer line is an error, to bound memory.
 MAX_SENTENCE = 10_000  # characters; longer ones would slow sub-word learning to minutes
 PACKED = (  # magic bytes, and the function that decompresses
     (re.compile(rb"\x1f\x8b"), gzip.open),

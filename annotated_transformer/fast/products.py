@@ -128,7 +128,7 @@ def return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-KERNELS = 96
+KERNELS = 96  #: Compiled kernels that oneDNN may keep.
 
 
 def limit_kernels() -> None:

@@ -57,8 +57,8 @@ class Sampling:
             logits: ``(..., vocab)``, or log-probabilities.
 
         Returns:
-            Both ``(..., vocab)``: probabilities in float64, which sum to 1, and zero for what may
-            not be drawn; and tokens. Equally probable tokens stay in order.
+            Probabilities in float64, which sum to 1 and are zero for what may not be drawn, and
+            tokens, both ``(..., vocab)``. Equally probable tokens stay in order.
         """
         exact = logits.to(sum_type(logits.device))
         scaled, tokens = exact.sort(dim=-1, descending=True, stable=True)

@@ -100,7 +100,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {  # of Table 3: what differs from the b
     "E": {"positions": "learned"},
 }
 TABLE3 = {f"table3_{row}": replace(base, **sizes) for row, sizes in ROWS.items()}
-PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big, **TABLE3}
+PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big, **TABLE3}  #: By name.
 
 
 def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> EncoderDecoder:

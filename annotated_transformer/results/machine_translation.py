@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-SUSTAINED = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}
+SUSTAINED = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}  #: Operations per second.
 
 
 def training_cost(days: float, gpus: int, gpu: str) -> float:
@@ -29,9 +29,11 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
     return days * 24 * 3600 * gpus * SUSTAINED[gpu]
 
 
+#: The fields of a record of a training run.
 TRAINING = ("command", "commit", "date", "seed", "corpus", "options", "parameters", "hardware",
             "updates", "seconds", "curve", "scores")  # fmt: skip
 NO_RECORDS = "The folder results/ is not here: records come with the repository, not the package."
+#: The fields of a record of one system that was decoded in several ways.
 ABLATION = ("kind", "command", "commit", "date", "training", "corpus", "split", "hardware", "steps")
 
 

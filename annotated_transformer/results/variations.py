@@ -77,7 +77,7 @@ def judge_rows(
     return "holds at our scale" if all(judge(f).low > 0 for f in found.values()) else "not resolved"
 
 
-MOST_PAIRS = 1000
+MOST_PAIRS = 1000  #: More than these are not counted.
 EIGHTY = 0.8416  # four fifths of a normal distribution lie below this many standard deviations
 
 

@@ -69,8 +69,8 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
             there is none.
 
     Returns:
-        As many continuations as hypotheses, each of shape ``(sentences, beam)``, the best first:
-        log-probability, hypothesis, token.
+        Log-probability, hypothesis and token of as many continuations as there are hypotheses,
+        each ``(sentences, beam)``, the best first.
     """
     candidates = log_probs.unsqueeze(2) + logits.log_softmax(-1)  # (sentences, beam, vocab)
     best, places = stable_topk(candidates.flatten(1), logits.size(1))
