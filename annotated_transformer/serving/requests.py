@@ -11,7 +11,7 @@ from annotated_transformer.data.files import parse_json
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes on.
+    """Limits on requests.
 
     Attributes:
         body: Bytes of a request's body.
@@ -40,8 +40,8 @@ class Refusal(Exception):  # noqa: N818  # it is an answer, not a fault of ours
     """A request is not answered; the message is one line.
 
     Attributes:
-        status: Of the HTTP response.
-        headers: More headers of it.
+        status: Status of the HTTP response.
+        headers: Further headers of the response.
     """
 
     def __init__(self, status: int, message: str, **headers: str) -> None:

@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
     """Uvicorn with our signals, and our way to stop. It logs nothing of a request.
 
     Args:
-        service: What answers.
+        service: Answers the requests.
         started: Called when connections are accepted.
     """
 

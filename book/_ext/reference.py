@@ -81,6 +81,13 @@ def imports(name: str, page: str) -> str:
     return line
 
 
+def automodule(name: str) -> str:
+    """Return the directive for a module."""
+    options = ("members", "ignore-module-all", "show-inheritance", "special-members: __call__")
+    lines = [f".. automodule:: {name}", *(f"   :{one}" + ":" * (":" not in one) for one in options)]
+    return "\n".join(["```{eval-rst}", *lines, "```\n"])
+
+
 def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
     """Append the documentation of each of its modules to a page of the reference."""
     if docname not in PAGES:
@@ -88,19 +95,17 @@ def add_modules(app: Sphinx, docname: str, source: list[str]) -> None:
     for name, page in modules():
         if (name.split(".")[1] in ENGINEERING) != PAGES[docname]:
             continue
-        source[0] += (
-            f"\n## {name.removeprefix(PACKAGE + '.')}\n\n{imports(name, page)}\n\n"
-            f"```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n   :ignore-module-all:\n"
-            "   :show-inheritance:\n```\n"
-        )
+        title = name.removeprefix(PACKAGE + ".")
+        source[0] += f"\n## {title}\n\n{imports(name, page)}\n\n{automodule(name)}"
 
 
 def skip_fields(
     app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object
 ) -> bool | None:
-    """Leave out the fields of a named tuple: Python describes them by their numbers."""
+    """Leave out what says nothing: the numbers of a named tuple's fields, and names of a class."""
     numbered = str(getattr(obj, "__doc__", "")).startswith("Alias for field number")
-    return True if numbered else None
+    alias = what == "class" and isinstance(obj, type) and obj.__name__ != name
+    return True if numbered or alias else None
 
 
 def short_default(value: object) -> str | None:
@@ -124,6 +129,8 @@ def short_defaults(
     """Write the defaults of a signature, and types that NumPy spells out, in their short form."""
     if not signature:
         return None
+    if getattr(obj, "__dict__", {}).get("_is_protocol"):  # nobody makes one
+        return "", returns
     types = app.env.temp_data.get("annotations", {}).get(name, {})
     types.update({key: text.replace(ARRAY_LIKE, "ArrayLike") for key, text in types.items()})
     for parameter in inspect.signature(obj).parameters.values():

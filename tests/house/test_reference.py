@@ -26,7 +26,7 @@ SAMPLE = '''
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from numpy.typing import ArrayLike
 
@@ -41,6 +41,15 @@ class Ids(NamedTuple):
 
     one: int = 1
     two: int = 2
+
+
+class Writer(Protocol):
+    """What writes."""
+
+    kind = Ids
+
+    def __call__(self) -> None:
+        """Write it."""
 
 
 @dataclass
@@ -184,8 +193,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     options = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["sphinx"]["config"]
     kinds = ("autodoc", "napoleon", "smartquotes", "add_module")
     (root / "shown.py").write_text(SAMPLE)
-    automodule = "```{eval-rst}\n.. automodule:: shown\n   :members:\n```\n"
-    (root / "index.md").write_text(f"# One\n\nThe option --size.\n\n{automodule}")
+    text = f"# One\n\nThe option --size.\n\n{reference.automodule('shown')}"
+    (root / "index.md").write_text(text)
     warnings = io.StringIO()
     with docutils_namespace(), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root))
@@ -219,7 +228,11 @@ def test_defaults_are_short(page: str) -> None:
 
 def test_fields_of_a_named_tuple_are_not_numbered(page: str) -> None:
     assert "Two numbers." in page
-    assert "Alias for" not in page
+    assert "alias" not in page.lower()
+
+
+def test_calls_are_listed_but_not_that_of_a_protocol(page: str) -> None:
+    assert "class Writer¶ Bases: Protocol What writes. __call__()¶ Write it. class" in page
 
 
 def test_constants_are_listed_if_they_are_explained(page: str) -> None:
