@@ -204,7 +204,7 @@ class ConvolutionalDecoderLayer(nn.Module):
         return self.look(x, self.convolution(x), g, source)
 
     def look(self, x: Tensor, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Do what comes after the convolution's output ``h``; shapes as in ``forward``."""
+        """Complete the layer, given its convolution's output ``h``; shapes as in ``forward``."""
         summary, weights = self.attention(h, g, source)
         return add(x, add(h, summary)), weights
 
@@ -219,7 +219,7 @@ class ConvolutionalDecoderLayer(nn.Module):
         Args:
             x: The newest inputs ``(sentences, beam, width)``.
             g: The newest embeddings, likewise.
-            source: What to look at.
+            source: The encoded source.
             kept: The inputs before, ``(sentences, beam, kernel - 1, width)``.
 
         Returns:

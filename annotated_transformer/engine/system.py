@@ -299,7 +299,7 @@ def decode_lines(
     Args:
         system: A trained system.
         lines: Sentences.
-        search: Takes sources, their line numbers, and most tokens of an output.
+        search: Takes sources, their line numbers, and the maximum tokens of an output.
         blank: The result for a blank line.
         max_tokens: Maximum source tokens of a batch.
         name: Name of the input in errors.

@@ -69,7 +69,7 @@ def check_out(out: Path) -> None:
     """Refuse a folder that holds anything but an export of ours.
 
     Raises:
-        FileError: It does, or it is a file; the message names it.
+        FileError: It holds something else, or is a file; the message names it.
     """
     if not os.path.lexists(out):
         return

@@ -15,7 +15,7 @@ from annotated_transformer.model.transformer import ModelConfig
 
 
 class SelfAttention(nn.Module):
-    """A sequence attends to itself, by the plain equation; ``h`` heads, width ``d``."""
+    """Self-attention of width ``d`` with ``h`` heads, by the plain equation."""
 
     def __init__(self, d: int, h: int = 1) -> None:
         super().__init__()

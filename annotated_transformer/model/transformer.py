@@ -43,7 +43,7 @@ class ModelConfig:
     norm: Norm = "post"  #: As the paper prints it; "pre" as its later code has it.
     positions: Positions = "sinusoid"  #: Or "learned", as in Table 3, row (E).
     max_len: int = 1024  #: Number of positions, the longest sentence.
-    tie: Tie = "all"  #: Share one matrix (§3.4): "all" three, the "target" side, or "none".
+    tie: Tie = "all"  #: Who shares one matrix (§3.4), "all" three, the "target" side or "none".
 
     def __post_init__(self) -> None:
         """Refuse what no model can be built from; see :func:`check_config`."""

@@ -19,8 +19,8 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
     """Return time × GPUs × sustained operations per second, the cost of Table 2.
 
     Args:
-        days: Training time.
-        gpus: How many were used.
+        days: Training time in days.
+        gpus: Number of GPUs.
         gpu: Their type, a key of ``SUSTAINED`` (footnote of section 6.1).
 
     Raises:

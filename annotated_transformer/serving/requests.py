@@ -101,7 +101,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object whose names are unique and whose numbers are finite.
 
     Raises:
-        Refusal: It is none.
+        Refusal: The body is no such object.
     """
     try:
         data = parse_json(body.decode(), object_pairs_hook=unique, parse_constant=no_number)

@@ -14,7 +14,7 @@ from annotated_transformer.notation import PAD, SPECIAL_IDS, SpecialIds
 
 
 def pad_flat(tokens: Tensor, lengths: Tensor, pad: int = PAD) -> Tensor:
-    """Lay sentences that stand one after the other into a block, padded at the right.
+    """Return sentences, given one after the other, as a block that is padded at the right.
 
     Args:
         tokens: All tokens, ``(sum of the lengths,)``.
@@ -67,9 +67,9 @@ class Batch:
         pad: The padding token.
     """
 
-    tgt: Tensor  #: (batch, n), what the decoder reads: the target without its last column.
-    tgt_y: Tensor  #: (batch, n), what is to be predicted: the target without its first column.
-    tgt_mask: Tensor  #: (batch, n, n), true at real tokens that are not in the future.
+    tgt: Tensor  #: The decoder's input (batch, n), the target without its last column.
+    tgt_y: Tensor  #: What to predict (batch, n), the target without its first column.
+    tgt_mask: Tensor  #: True at real tokens that are not in the future, (batch, n, n).
     ntokens: int = 0  #: Target tokens to be predicted.
 
     def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = PAD) -> None:

@@ -49,7 +49,7 @@ LossFunction = Callable[..., tuple[Tensor, Tensor]]  # batch_loss, and the faste
 
 
 def sum_type(device: torch.device) -> torch.dtype:
-    """Return the type in which many numbers are added up: float64, which Apple's GPUs lack."""
+    """Return the dtype for long sums, float64; on Apple's GPUs, which lack it, float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

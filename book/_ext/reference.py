@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"book/reference/api": False, "book/reference/api_engineering": True}
 ENGINEERING = ("fast", "engine", "data", "interop", "serving")  # folders of the second page
 SHOWN = {"exercises": ("__init__", "declare", "machinery"), "grammar": ("pairs",)}
-LONGEST_VALUE = 100  # characters of a constant
+LONGEST_VALUE = 160  # characters of a constant
 ARRAY_LIKE = stringify_annotation(ArrayLike, "smart")
 
 
@@ -108,16 +108,18 @@ def skip_fields(
     return True if numbered or alias else None
 
 
-def short_default(value: object) -> str | None:
+def short_default(value: Any) -> str | None:
     """Return a default value as one would write it, None where Sphinx does so.
 
     Paths are those of the machine that builds the book, and a set has no order.
     """
     kind = type(value)
     if inspect.isroutine(value):
-        return value.__name__
+        return value.__name__ if value.__name__.isidentifier() else "..."
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         return f"{kind.__name__}()" if value == kind() else None
+    if kind is int and value > 2**16 and not value & (value - 1):
+        return f"2**{value.bit_length() - 1}"
     if isinstance(value, Path | frozenset) or "<" in object_description(value):
         return "..."
     return None

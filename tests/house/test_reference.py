@@ -62,7 +62,7 @@ class Sizes:
 
 
 def draw(values: ArrayLike, ids: Ids = Ids(), sizes: Sizes = Sizes(), other: Sizes = Sizes(4),
-         log=print, near: Path = Path("/a/b"), given=object()) -> None:
+         log=print, most=2**36, near: Path = Path("/a/b"), given=object(), key=lambda x: x) -> None:
     """Draw.
 
     Args:
@@ -222,7 +222,7 @@ def test_options_keep_their_dashes(page: str) -> None:
 def test_defaults_are_short(page: str) -> None:
     assert "Sizes(width=3, names=..., dropped=...)" in page
     assert "draw(values, ids=Ids(), sizes=Sizes(), other=Sizes(width=4, " in page
-    assert "log=print, near=..., given=...)" in page
+    assert "log=print, most=2**36, near=..., given=..., key=...)" in page
     assert "values (ArrayLike) – Of the curve." in page
 
 
