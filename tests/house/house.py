@@ -265,8 +265,8 @@ def taken_for_types(root: Path, apart: str = "cli") -> list[str]:
             continue
         source = path.read_text(encoding="utf-8")
         for line, text in enumerate(source.splitlines(), 1):
-            if said := re.search(r"(?<=#: ).*: .*", text):
-                found.append(f"{path.relative_to(root)}, line {line}: {said[0]}")
+            for comment in re.findall(r"#: (.*: .*)", text):
+                found.append(f"{path.relative_to(root)}, line {line}: {comment}")
         classes = ast.walk(ast.parse(source))
         bodies = (node.body for node in classes if isinstance(node, ast.ClassDef))
         for pair in itertools.chain(*map(itertools.pairwise, bodies)):
