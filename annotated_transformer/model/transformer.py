@@ -40,10 +40,10 @@ class ModelConfig:
     dropout: float = 0.1  #: Probability of dropping an element where §5.4 places dropout.
     attention_dropout: float = 0.0  #: Probability for attention weights; §6.3, for parsing only.
     ff_dropout: float = 0.0  #: Probability for hidden units (not in the paper).
-    norm: Norm = "post"  #: As the paper prints it; "pre" as its later code has it.
-    positions: Positions = "sinusoid"  #: Or "learned", as in Table 3, row (E).
+    norm: Norm = "post"  #: As the paper prints it; ``"pre"`` as its later code has it.
+    positions: Positions = "sinusoid"  #: Or ``"learned"``, as in Table 3, row (E).
     max_len: int = 1024  #: Number of positions, the longest sentence.
-    tie: Tie = "all"  #: Who shares one matrix (§3.4), "all" three, the "target" side or "none".
+    tie: Tie = "all"  #: ``"all"`` three share a matrix (§3.4), the ``"target"`` side or ``"none"``.
 
     def __post_init__(self) -> None:
         """Refuse what no model can be built from; see :func:`check_config`."""
@@ -100,7 +100,8 @@ ROWS: Mapping[str, Mapping[str, Any]] = {  # of Table 3: what differs from the b
     "E": {"positions": "learned"},
 }
 TABLE3 = {f"table3_{row}": replace(base, **sizes) for row, sizes in ROWS.items()}
-PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big, **TABLE3}  #: By name.
+#: Sizes by name, such as ``base``, or ``table3_E`` for a row of Table 3.
+PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big, **TABLE3}
 
 
 def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> EncoderDecoder:

@@ -143,9 +143,15 @@ def short_defaults(
     return signature, returns
 
 
-def dashes(app: Sphinx, tree: nodes.document) -> None:
-    """Put the dash between an argument and its meaning, which Sphinx leaves to smart quotes."""
-    for node in tree.findall(nodes.Text):
+def tidy(app: Sphinx, tree: nodes.document) -> None:
+    """Put the dash between an argument and its meaning, which Sphinx leaves to smart quotes.
+
+    That a class has no base is not said.
+    """
+    for paragraph in [*tree.findall(nodes.paragraph)]:
+        if paragraph.astext() == "Bases: object":
+            paragraph.parent.remove(paragraph)
+    for node in [*tree.findall(nodes.Text)]:
         if node.astext() == " -- ":
             node.parent.replace(node, nodes.Text(" – "))
 
@@ -223,7 +229,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-bases", public_bases)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("autodoc-process-signature", short_defaults, priority=600)  # after the types
-    app.connect("doctree-read", dashes)
+    app.connect("doctree-read", tidy)
     app.add_autodocumenter(ShortData, override=True)
     app.connect("warn-missing-reference", quiet)
     app.connect("env-get-outdated", always)
