@@ -58,9 +58,9 @@ Series: TypeAlias = Mapping[str, tuple[Values, Values]]
 class Picture:
     """A figure ready for a notebook."""
 
-    html: str  # self-contained
-    png: bytes  # on a white background, where there is no HTML
-    alt_text: str  # what the figure shows, in a sentence or two
+    html: str  #: A self-contained page element.
+    png: bytes  #: The same on a white background, for where there is no HTML.
+    alt_text: str  #: What the figure shows, in a sentence or two.
 
     def __repr__(self) -> str:
         """Return the alternative text."""

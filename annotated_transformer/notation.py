@@ -3,15 +3,15 @@
 
 from typing import Final, NamedTuple
 
-PAD: Final = 0  # pads short sentences to the length of the batch
-BOS: Final = 1  # begins every target sentence
-EOS: Final = 2  # ends every sentence, including the generated ones
-UNK: Final = 3  # replaces anything that is not in the vocabulary
-SPECIAL_TOKENS: Final = ("<pad>", "<s>", "</s>", "<unk>")  # in the order of their ids
+PAD: Final = 0  #: Pads short sentences to the length of the batch.
+BOS: Final = 1  #: Begins every target sentence.
+EOS: Final = 2  #: Ends every sentence, including the generated ones.
+UNK: Final = 3  #: Replaces anything that is not in the vocabulary.
+SPECIAL_TOKENS: Final = ("<pad>", "<s>", "</s>", "<unk>")  #: In the order of their ids.
 
 
 class SpecialIds(NamedTuple):
-    """Ids of the special tokens, for vocabularies with different ones."""
+    """The ids of padding, beginning and end, for a vocabulary that has others than ours."""
 
     pad: int = PAD
     bos: int = BOS

@@ -147,7 +147,8 @@ def results() -> str:
          f"({sum(made['bytes'].values()) / 1e6:.1f} MB), on 1,000 new sentences of its language",
          f"{right[0]} exactly right from German, {right[1]} into German", "–"],
         ["Time of a training step, the paper's base size, two cores", "1",
-         f"{_spread(trained['others base'])}; on equal terms {_spread(trained['equal base'])}"],
+         f"{_spread(trained['others base'])}; on equal terms (the same matrix products, memory "
+         f"settings and dropout for all) {_spread(trained['equal base'])}"],
         ["Time of greedy decoding, the same size, as many tokens, on two kinds of processor", "1",
          "; ".join(greedy)],
     ]  # fmt: skip

@@ -167,7 +167,7 @@ class ConvolutionalEncoder(nn.Module):
         """Encode ``x (batch, m, width)``, whose mask ``(batch, 1, m)`` is true at real tokens.
 
         Returns:
-            ``(batch, m, 2 * width)``: keys, and beside them values. Both are zero at padding.
+            Keys, and next to them values, ``(batch, m, 2 * width)``; both are zero at padding.
         """
         padding = None if src_mask is None else ~src_mask.transpose(1, 2)  # (batch, m, 1)
         embedded = z = _without(x, padding)
@@ -204,7 +204,7 @@ class ConvolutionalDecoderLayer(nn.Module):
         return self.look(x, self.convolution(x), g, source)
 
     def look(self, x: Tensor, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Do what comes after the convolution's output ``h``; shapes as in ``forward``."""
+        """Complete the layer, given its convolution's output ``h``; shapes as in ``forward``."""
         summary, weights = self.attention(h, g, source)
         return add(x, add(h, summary)), weights
 
@@ -219,7 +219,7 @@ class ConvolutionalDecoderLayer(nn.Module):
         Args:
             x: The newest inputs ``(sentences, beam, width)``.
             g: The newest embeddings, likewise.
-            source: What to look at.
+            source: The encoded source.
             kept: The inputs before, ``(sentences, beam, kernel - 1, width)``.
 
         Returns:
@@ -240,7 +240,7 @@ class ConvolutionConfig:
         layers: Layers of the encoder, and as many of the decoder.
         dropout: Probability of dropping an element: of the embeddings, of what a convolution
             reads, and of the decoder's output.
-        max_len: Most positions of a sentence.
+        max_len: Maximum positions of a sentence.
 
     Raises:
         ValueError: A size is not positive, or the dropout is not from 0 up to below 1.
@@ -305,7 +305,7 @@ class ConvolutionalTranslator(EncoderDecoder):
 
     @property
     def max_len(self) -> int:
-        """Most positions of a sentence."""
+        """Maximum positions of a sentence."""
         return self.tgt_embed.places.num_embeddings
 
     def decode(
@@ -322,9 +322,9 @@ class ConvolutionalTranslator(EncoderDecoder):
         """Return where each decoder layer looks, ``(layers, batch, n, m)``.
 
         Args:
-            src: Token numbers ``(batch, m)``.
+            src: Token ids ``(batch, m)``.
             src_mask: Boolean ``(batch, 1, m)``, true at real tokens.
-            tgt: Token numbers ``(batch, n)``, starting with the start symbol; row ``i`` of a
+            tgt: Token ids ``(batch, n)``, starting with the start symbol; row ``i`` of a
                 result is what the model looks at to write the token after ``tgt[:, i]``.
         """
         return torch.stack(self._decode(self.encode(src, src_mask), src_mask, tgt)[1])

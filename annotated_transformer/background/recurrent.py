@@ -25,8 +25,8 @@ class Cell(nn.Module, ABC):
         hidden_size: Width of the state.
     """
 
-    gates: ClassVar[int] = 1  # vectors that each product gives
-    states: ClassVar[int] = 1  # vectors that are carried along
+    gates: ClassVar[int] = 1  #: Vectors that each product gives.
+    states: ClassVar[int] = 1  #: Vectors that are carried along.
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def sweep(
     that after the last word, and going backward the first word is met with the first state.
 
     Args:
-        cell: What makes a new state from an old one.
+        cell: Makes a new state from an old one.
         x: Shape ``(batch, n, input_size)``, finite at padding.
         state: Where to start, one or two tensors ``(batch, hidden_size)``.
         keep: Boolean ``(batch, n, 1)``, true at words; ``None`` where all are.

@@ -235,9 +235,8 @@ class RecurrentConfig:
         width: Size of an embedding.
         hidden: Size of a state, in the decoder and in each direction of the encoder.
         layers: Number of layers, in the encoder and in the decoder.
-        dropout: Probability of dropping in training: on embeddings, on outputs, and between
-            layers.
-        max_len: Most positions of a sentence. No weight depends on it; it only bounds outputs.
+        dropout: Probability of dropping, on embeddings and outputs and between layers.
+        max_len: Maximum positions of a sentence. No weight depends on it; it only bounds outputs.
     """
 
     attention: Literal["none", "additive", "dot"] = "additive"
@@ -301,14 +300,14 @@ class RecurrentTranslator(EncoderDecoder):
 
     @property
     def max_len(self) -> int:
-        """Most positions of a sentence."""
+        """Maximum positions of a sentence."""
         return int(self.config.max_len)
 
     def encode(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         """Read the source.
 
         Args:
-            src: Token numbers ``(batch, m)``.
+            src: Token ids ``(batch, m)``.
             src_mask: Boolean ``(batch, 1, m)``, true at real tokens, which come first.
 
         Returns:
@@ -350,12 +349,12 @@ class RecurrentTranslator(EncoderDecoder):
         """Return the attention weights.
 
         Args:
-            src: Token numbers ``(batch, m)``.
-            tgt: Token numbers ``(batch, n)``, starting with the start symbol.
+            src: Token ids ``(batch, m)``.
+            tgt: Token ids ``(batch, n)``, starting with the start symbol.
             src_mask: Boolean ``(batch, 1, m)``, true at real tokens.
 
         Returns:
-            ``(batch, n, m)``: weights for the word *after* each position.
+            The weights ``(batch, n, m)`` for the word *after* each position.
 
         Raises:
             ValueError: The model has no attention.

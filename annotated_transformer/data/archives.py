@@ -29,8 +29,8 @@ def unpack(
 
     Args:
         archive: The archive; a tar may be compressed with gzip, bzip2 or xz.
-        folder: Where the files go. An existing folder is complete and left as it is.
-        max_bytes: Limit on the unpacked size.
+        folder: Where the files go. An existing one counts as complete, and nothing is done.
+        max_bytes: Limit on the unpacked size, in bytes.
         max_files: Limit on the number of files.
 
     Returns:

@@ -23,7 +23,7 @@ from annotated_transformer.data.corpora import (
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import MAX_SENTENCE
 
-BLOCK = 10_000  # lines per block
+BLOCK = 10_000  #: Lines that are searched for a drift at a time.
 CONTEXT = 1000  # preceding lines that are searched again for a drift
 MAX_SHIFT = 5  # lines
 SHIFTS = [sign * lines for lines in range(1, MAX_SHIFT + 1) for sign in (-1, 1)]

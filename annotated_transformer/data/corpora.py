@@ -133,8 +133,7 @@ def read_segments(path: str | Path, digest: Digest | None = None) -> list[tuple[
         For each segment its name ``document/number`` and its text without line ends.
 
     Raises:
-        CorpusError: The file cannot be read, has no segment, an unclosed one, or two with the
-            same name.
+        CorpusError: The file cannot be read; it has no segment, an open one, or one name twice.
     """
     text = "\n".join(read_lines(path, digest=digest))
     found: dict[str, str] = {}
@@ -242,8 +241,7 @@ def read_parallel(
             in ``blank``. Evaluation keeps every line.
 
     Raises:
-        CorpusError: A file cannot be read or is empty, the line counts differ, or no pair is
-            left.
+        CorpusError: A file cannot be read or is empty, line counts differ, or no pair is left.
     """
     (first, names, digest), (second, other_names, other_digest) = map(read_side, (source, target))
     check_segments(source, target, names, other_names)
@@ -287,10 +285,10 @@ FILES = {
     path: RemoteFile(path, tuple(urls), size, digest)
     for path, (size, digest, *urls) in SOURCES["files"].items()
 }
-CORPORA: dict[str, tuple[str, ...]] = {  # name: splits
+CORPORA: dict[str, tuple[str, ...]] = {
     "grammar": tuple(GRAMMAR_SIZES),
     **{name: tuple(corpus["splits"]) for name, corpus in SOURCES["corpora"].items()},
-}
+}  #: The known corpora, each with the names of its splits.
 
 
 Place = tuple[RemoteFile, str]  # a file, and the path inside it, if it is an archive

@@ -20,18 +20,18 @@ REMEDIES = {  # in the order of the table
     "length ratio": "look whether one side is cut or belongs elsewhere; prepare leaves them out",
     "duplicate": "keep one of each; prepare does",
     "in the validation text": "remove the pairs, else validation measures memory",
-}
+}  #: The kinds of findings, each with what to do about it.
 ALONE, DRIFT, SHARED = "lines without a partner", "drift", "in the validation text"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong.
+    """One kind of fault in a parallel text.
 
     Attributes:
         kind: A key of ``REMEDIES``.
         count: Number of lines; 1 for a drift, which begins at its line.
-        lines: The first of them, from 1.
+        lines: Numbers of the first of them, from 1.
         detail: More about it; may be empty.
     """
 
@@ -83,7 +83,7 @@ def diagnose(
         target: Its translation: line n of one should translate line n of the other.
         valid: Text for validation, which should share no sentence with the files.
         options: The limits ``max_words`` and ``max_ratio``.
-        examples: Most lines to name for each finding.
+        examples: Maximum lines to name for each finding.
 
     Raises:
         CorpusError: A file cannot be read, or is empty.

@@ -80,8 +80,7 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     plain file, such as a pipe or ``/dev/stdout``, is written directly.
 
     Raises:
-        FileError: The file cannot be written, e.g. for lack of space; the old file is left
-            untouched.
+        FileError: It cannot be written, e.g. for lack of space; the old file is untouched.
     """
     path = Path(path)
     real = Path(os.path.realpath(path))  # follow links

@@ -119,7 +119,7 @@ class Prepared:
         """Return the token ids of a split.
 
         Args:
-            split: Its name.
+            split: Name of the split.
             verify: Verify the checksums of all shards.
 
         Raises:

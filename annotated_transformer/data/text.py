@@ -17,7 +17,7 @@ from typing import IO, Protocol
 
 from annotated_transformer.data.files import CorpusError
 
-MAX_LINE = 1 << 20  # bytes; a longer line is an error, to bound memory
+MAX_LINE = 1 << 20  #: Bytes; a longer line is an error, to bound memory.
 MAX_SENTENCE = 10_000  # characters; longer ones would slow sub-word learning to minutes
 PACKED = (  # magic bytes, and the function that decompresses
     (re.compile(rb"\x1f\x8b"), gzip.open),
@@ -157,7 +157,7 @@ def live_lines(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]:
     """Yield the lines of a pipe or terminal as they come, so that each can be answered at once.
 
     A list holds the lines that were complete after one read: a single one if the writer waits for
-    the answer, up to 64 KB of them if he does not. Compressed text is read to its end first.
+    each answer, else up to 64 KB of them. Compressed text is read to its end first.
 
     Args:
         read: Waits for bytes, and returns those that have come, up to a number; none at the end.

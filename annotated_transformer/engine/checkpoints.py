@@ -27,7 +27,7 @@ from annotated_transformer.translation.tokenizers import TokenizerError
 FORMAT = 2  # of a system's folder
 WEIGHTS = "model.safetensors"
 AVERAGED = "averaged.safetensors"
-BEST = "best"  # whichever of the two has the lower validation loss
+BEST = "best"  #: Stands for the weights file to use, see :func:`best_weights`.
 
 
 class CheckpointError(FileError):

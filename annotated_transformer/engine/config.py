@@ -140,7 +140,10 @@ class OptimOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the run is carried out. These may change when it resumes; the weights stay the same."""
+    """How the run is carried out. These may change when it resumes.
+
+    The weights stay the same, but for rounding, unless ``device`` or ``non_finite`` changes.
+    """
 
     save_every: float = option(60.0, least=0)
     """Seconds between checkpoints; more if saving takes long."""

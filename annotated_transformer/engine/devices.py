@@ -40,7 +40,7 @@ def _read(row: Mapping[str, str]) -> Device:
 with Path(__file__).with_name("devices.tsv").open(encoding="utf-8") as _file:
     DEVICES: Mapping[str, Device] = {
         row["device"]: _read(row) for row in csv.DictReader(_file, delimiter="\t")
-    }
+    }  #: The data sheets by the name of the device.
 
 _BRANDS = re.compile(r"(?:(?:NVIDIA|Tesla|GeForce) )*")  # drivers differ in these
 

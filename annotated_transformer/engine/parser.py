@@ -101,9 +101,9 @@ class ConstrainedSteps(Steps):
 
     Args:
         steps: Those of the model.
-        constraint: What makes a tree.
+        constraint: Says which symbols may follow.
         sources: The tokens of each sentence.
-        limits: Most symbols of each sentence's tree, the end symbol included.
+        limits: Maximum symbols of each sentence's tree, the end symbol included.
         beam: Hypotheses of each sentence.
     """
 
@@ -188,9 +188,9 @@ def best_symbols(
         sources: The words of each sentence, as tokens.
         beam: Beam size; 1 is greedy decoding.
         alpha: Strength of the length penalty.
-        extra: Most symbols that a tree, with its words, has more than its sentence words.
+        extra: How many symbols a tree, with its words, may exceed its sentence by.
         constraint: Only trees over exactly these words; without it, anything.
-        start: What decodes: the fast steps, or the readable ones.
+        start: Encodes the sentences, and returns the steps: fast ones by default.
     """
     model, limit = system.model, system.config.max_len
     begin: StartSteps = start
@@ -235,9 +235,8 @@ def parse_sentences(
         sentences: The words of each.
         beam: Beam size; 1 is greedy decoding.
         alpha: Strength of the length penalty in beam search.
-        extra: Most symbols that a tree, with its words, has more than its sentence words (§6.3).
-        constrained: Generate only trees over exactly the words. Otherwise anything is
-            generated, and repaired.
+        extra: How many symbols a tree, with its words, may exceed its sentence by (§6.3).
+        constrained: Generate only trees over the words; otherwise repair what is generated.
         max_tokens: Source tokens of a batch, over all hypotheses; at least one sentence fits.
         name: Name of the input in errors.
         progress: Show a progress bar.

@@ -58,7 +58,7 @@ def score_pairs(
         system: A trained system, or an ensemble.
         sources: Sentences.
         targets: As many translations, without blank lines on either side.
-        max_tokens: Most tokens of a batch, with padding.
+        max_tokens: Maximum tokens of a batch, padding included.
         name: Name of the input in errors.
         progress: Show a progress bar.
 

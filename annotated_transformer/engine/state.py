@@ -13,26 +13,26 @@ from annotated_transformer.training.loop import Progress
 class Point:
     """A validation's point on the learning curve; losses in nats per target token."""
 
-    update: int
-    epoch: int  # current epoch, from 1
-    seconds: float  # so far, including validation
-    train_loss: float  # mean since the previous point, with dropout active
-    valid_loss: float
-    tokens_per_second: int  # target tokens, since the previous point
-    valid_bleu: float | None = None  # of the greedy translation, if asked for
+    update: int  #: Updates so far.
+    epoch: int  #: Current epoch, from 1.
+    seconds: float  #: Time so far, including validation.
+    train_loss: float  #: Mean loss since the previous point, with dropout active.
+    valid_loss: float  #: Loss on the validation text.
+    tokens_per_second: int  #: Target tokens, since the previous point.
+    valid_bleu: float | None = None  #: BLEU of the greedy translation, if asked for.
 
 
 @dataclass
 class Window:
     """Totals since the last log line; rate and norm are of the latest update."""
 
-    nll: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
-    flops: int = 0
-    skipped: int = 0
-    norm: float = 0.0
-    rate: float = 0.0
+    nll: float = 0.0  #: Summed negative log-likelihood, nats.
+    tokens: int = 0  #: Target tokens.
+    seconds: float = 0.0  #: Time of the updates.
+    flops: int = 0  #: Operations; 0 if they cannot be counted.
+    skipped: int = 0  #: Updates that changed nothing.
+    norm: float = 0.0  #: Gradient norm.
+    rate: float = 0.0  #: Learning rate.
 
     def add(self, made: Progress, flops: int, rate: float) -> None:
         """Add an update; it was skipped if its gradient norm is not finite."""
@@ -46,21 +46,21 @@ class Window:
 class TrainState:
     """The progress of a run."""
 
-    commit: str = "unknown"  # of the package, at the start of the run
-    updates: int = 0
-    learned: int = 0  # updates that changed the weights
-    skipped: int = 0  # consecutive failed updates, most recent, with no loss scale left to lower
-    epoch: int = 0  # current pass over the data, from 0
-    epoch_start: int = 0  # updates before that pass
-    seconds: float = 0.0  # of updates and validations
+    commit: str = "unknown"  #: Commit of the package, at the start of the run.
+    updates: int = 0  #: Updates made, skipped ones included.
+    learned: int = 0  #: Updates that changed the weights.
+    skipped: int = 0  #: The latest failed updates in a row, with no loss scale left to lower.
+    epoch: int = 0  #: Current pass over the data, from 0.
+    epoch_start: int = 0  #: Updates before that pass.
+    seconds: float = 0.0  #: Time of updates and validations.
     update_seconds: float = 0.0
-    tokens: int = 0  # target tokens
-    flops: int = 0  # operations; 0 if they cannot be counted
-    best: float | None = None  # the lowest validation loss
-    best_bleu: float | None = None  # the highest BLEU on the validation text
-    stale: int = 0  # validations since the best weights
+    tokens: int = 0  #: Target tokens.
+    flops: int = 0  #: Operations; 0 if they cannot be counted.
+    best: float | None = None  #: The lowest validation loss.
+    best_bleu: float | None = None  #: The highest BLEU on the validation text.
+    stale: int = 0  #: Validations since the best weights.
     curve: list[Point] = field(default_factory=list)
-    recent: Progress = field(default_factory=Progress)  # since the last validation
+    recent: Progress = field(default_factory=Progress)  #: Totals since the last validation.
     window: Window = field(default_factory=Window)
 
     def add(self, made: Progress, flops: int, rate: float) -> None:
@@ -106,9 +106,9 @@ class Checkpoint:
     """The part of a checkpoint besides weights, optimizer moments and random states."""
 
     state: TrainState
-    processes: int  # each with a random state
-    groups: list[dict[str, Any]]  # the optimizer's parameter groups
-    schedule: dict[str, Any]  # state of the learning-rate schedule
-    tokenizers: str  # fingerprint of the tokenizers that the weights belong to
-    scale: dict[str, float] | None  # loss scale, in float16
-    products: tuple[str, str]  # processor, and its matmul precision, reused on the same processor
+    processes: int  #: Number of processes, each with a random state.
+    groups: list[dict[str, Any]]  #: The optimizer's parameter groups.
+    schedule: dict[str, Any]  #: State of the learning-rate schedule.
+    tokenizers: str  #: Fingerprint of the tokenizers that the weights belong to.
+    scale: dict[str, float] | None  #: Loss scale, in float16.
+    products: tuple[str, str]  #: Processor, and its matmul precision, reused on the same processor.

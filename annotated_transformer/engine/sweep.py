@@ -26,13 +26,13 @@ SAMPLE = 15  # tokens of a sentence, where the cost of a run is estimated
 
 @dataclass(frozen=True)
 class Grid:
-    """What a sweep trains.
+    """The runs of a sweep.
 
     Attributes:
-        name: Of the sweep.
+        name: Name of the sweep.
         rows: The options of each row; those of the first are the base of all comparisons.
         seeds: Number of seeds; the runs of different rows with one seed are paired.
-        about: A remark on it.
+        about: A description, which may be empty.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Grid:
     about: str = ""
 
     def runs(self) -> Iterator[tuple[str, int, Options]]:
-        """Go through the runs: all rows with the first seed, then all with the second."""
+        """Yield row, seed and options of each run: all rows with one seed, then the next."""
         for seed in range(self.seeds):
             for row, options in self.rows.items():
                 yield row, seed, options.replace(seed=seed)
 
     def described(self) -> dict[str, Any]:
-        """Return what decides the results, as JSON holds it: a record goes on with the same."""
+        """Return, as JSON values, the options that fix the results; a record keeps them."""
         return {row: options.replace(seed=0).described() for row, options in self.rows.items()}
 
 
@@ -62,11 +62,11 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
     Args:
         sweep: A name, see :func:`sweeps`; or a JSON file with ``recipe``, a name or a file;
             ``options`` of all rows; ``rows``, each a name with the options that it changes;
-            ``seeds``, their number; perhaps ``about``, a remark.
+            ``seeds``, their number; optionally ``about``, a description.
         changes: Options that all rows take, such as ``device``.
 
     Raises:
-        UsageError: There is no such sweep, or a value in it cannot be.
+        UsageError: There is no such sweep, or a value in it is invalid.
     """
     path = SWEEPS / f"{sweep}.json"
     if Path(sweep).suffix or not path.exists():
@@ -99,7 +99,7 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
 
 
 def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as JSON has them, with each value of its option's type where it can be."""
+    """Convert options from JSON to their types; leave a value that cannot be converted."""
     kinds: dict[str, Any] = {}
     for group in get_type_hints(Options).values():
         kinds |= get_type_hints(group)

@@ -51,7 +51,7 @@ class System:
         languages: Source and target language, such as ``("de", "en")``.
         tokenizers: For source and target; the same object if the vocabulary is shared.
         training: How it was trained: ``options`` and ``checksums``; may be empty.
-        precision: In which it decodes, see ``keep_decoder_weights``.
+        precision: The precision of decoding, see ``keep_decoder_weights``.
     """
 
     model: EncoderDecoder
@@ -83,7 +83,7 @@ def join_systems(systems: Sequence[System], names: Sequence[str] = ()) -> System
 
     Args:
         systems: One or more; with one tokenizer, but of any architecture.
-        names: Of the systems in errors (``system 1`` and so on by default).
+        names: Names of the systems in errors (``system 1`` and so on by default).
 
     Raises:
         UsageError: Two systems have different vocabularies or languages.
@@ -156,9 +156,9 @@ class Translation:
 
     Attributes:
         text: The translation.
-        score: What the search ranks by: the log-probability divided by the length penalty.
-        log_probability: Natural logarithm of the output's probability, its end symbol included.
-        tokens: Token numbers, without special symbols.
+        score: The log-probability divided by the length penalty; the search ranks by it.
+        log_probability: In nats, the end symbol included unless the output was cut before it.
+        tokens: Token ids, without special symbols.
     """
 
     text: str
@@ -222,7 +222,7 @@ def n_best_lines(
     Args:
         system: A trained system.
         lines: Sentences.
-        n_best: Most translations of each line.
+        n_best: Maximum translations of each line.
         beam: Beam size, at least ``n_best``; 1 is greedy decoding.
         alpha: Strength of the length penalty.
         sampling: Draw each translation, in place of the search: ``beam`` and ``alpha`` are not
@@ -273,7 +273,7 @@ def samples(
 
 
 def translation(system: System, found: Hypothesis) -> Translation:
-    """Return what a search has found as text."""
+    """Return the output of a search with its text."""
     text = text_of(system, found.tokens)
     return Translation(text, found.score, found.log_probability, found.tokens)
 
@@ -299,7 +299,7 @@ def decode_lines(
     Args:
         system: A trained system.
         lines: Sentences.
-        search: Takes sources, their line numbers, and most tokens of an output.
+        search: Takes sources, their line numbers, and the maximum tokens of an output.
         blank: The result for a blank line.
         max_tokens: Maximum source tokens of a batch.
         name: Name of the input in errors.

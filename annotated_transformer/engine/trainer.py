@@ -47,8 +47,8 @@ class Trainer:
     """A run in a folder, which is started or resumed.
 
     Args:
-        options: What to train.
-        folder: Where checkpoints go.
+        options: The options of the run.
+        folder: The folder of the run, with its checkpoints.
         texts: Training and validation text, or a prepared corpus with both.
         world: The processes of distributed training.
         compiler: Backend of ``torch.compile``, if the options ask for compilation.

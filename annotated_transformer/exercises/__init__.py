@@ -27,8 +27,10 @@ MODULES: Final = {
     "machine": "cached_attention roofline to_bfloat16 utilization run_hours",
     "text": "parallel_lines clean_pairs vocabulary resume_point suggestion",
 }
+#: The exercises, each with the module that declares it.
 NAMES: Final = {name: module for module, names in MODULES.items() for name in names.split()}
-GROUPS: Final = {  # several parts under one name, in this order
+#: Several exercises under one name, in this order.
+GROUPS: Final = {
     "masks": ("subsequent_mask", "padding_mask"),
     "heads": ("split_heads", "join_heads"),
 }
@@ -54,7 +56,7 @@ def check(name: str, *yours: Any) -> Result:
     A wrong answer does not raise, so that the notebook continues; see ``Result.passed``.
 
     Args:
-        name: Name of an exercise, such as ``"attention"``, or of a group.
+        name: Name of an exercise, such as ``"attention"``, from ``NAMES`` or ``GROUPS``.
         yours: The function, or the class of a layer; for a group, one for each part.
 
     Raises:

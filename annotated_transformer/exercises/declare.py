@@ -68,7 +68,7 @@ class Exercise:
 class Difference:
     """How an answer differs from the expected one."""
 
-    kind: str  # none, type, shape, dtype, nan, value, grad, inputs, error
+    kind: str  #: One of none, type, shape, dtype, nan, value, grad, inputs, error.
     text: str
 
 

@@ -64,7 +64,7 @@ class Result:
 class Trial:
     """The outcomes of all cases tried."""
 
-    tried: list[tuple[Case, Outcome, Outcome, int]]  # case, expected, yours, seed
+    tried: list[tuple[Case, Outcome, Outcome, int]]  #: Case, expected, yours and seed.
     failed: list[tuple[Case, Difference]]
 
 

@@ -169,7 +169,7 @@ class DecoderWeights:
 
     Args:
         model: One that ``can_accelerate`` accepts.
-        precision: Of the products with weights.
+        precision: Precision of the products with weights.
     """
 
     def __init__(self, model: EncoderDecoder, precision: DecodingPrecision = "float32") -> None:
@@ -301,7 +301,7 @@ def keep_decoder_weights(
 
     Args:
         model: Whose weights; of an ensemble, those of its members.
-        precision: In which the model decodes within this context. Below float32, the encoder
+        precision: Precision of decoding within this context. Below float32, the encoder
             computes in bfloat16 where that is faster. The readable layer ignores it.
 
     Raises:

@@ -50,7 +50,7 @@ class Ensemble(EncoderDecoder):
     It has no encoder or decoder of its own, so it can only decode (``start_steps``) and score.
 
     Args:
-        models: Of any architecture, in evaluation mode.
+        models: Models of any architecture, in evaluation mode.
     """
 
     def __init__(self, models: Sequence[EncoderDecoder]) -> None:

@@ -49,7 +49,7 @@ class PlainLinear:
 
 
 class OnednnLinear(PlainLinear):
-    """The same in one call to oneDNN, with a prepacked matrix; float32 on a CPU only."""
+    """:class:`PlainLinear` by oneDNN, with a prepacked matrix; float32 on a CPU only."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__(weight, bias)

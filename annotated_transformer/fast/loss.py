@@ -13,7 +13,7 @@ from annotated_transformer.model.architecture import EncoderDecoder, Generator
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import batch_loss, sum_type
 
-ROWS = 512  # rows of logits in memory at a time
+ROWS = 512  #: Rows of logits in memory at a time.
 
 
 def product_type(x: Tensor) -> torch.dtype:

@@ -22,11 +22,11 @@ Precision = Literal["highest", "high", "medium"]
 class Products:
     """How float32 matrices are multiplied on this machine, and why."""
 
-    precision: Precision  # for torch.set_float32_matmul_precision
-    error: float  # relative error of a product, against float64
-    reference: float  # the same under "highest"
-    gain: float  # time under "highest" over time under ``precision``
-    refused: float | None = None  # relative error of "medium", where that was too large
+    precision: Precision  #: The argument of ``torch.set_float32_matmul_precision``.
+    error: float  #: Relative error of a product, against float64.
+    reference: float  #: The same under "highest".
+    gain: float  #: Time under "highest" over time under ``precision``.
+    refused: float | None = None  #: Relative error of "medium", where that was too large.
 
     def __str__(self) -> str:
         """Describe the choice."""
@@ -122,13 +122,13 @@ def keep_large_blocks() -> bool:
 def return_memory() -> None:
     """Return freed memory to the system, where ``keep_large_blocks`` has kept it.
 
-    A process that computes with ever other sizes for hours would otherwise keep growing.
+    A process that computes for hours with sizes that keep changing would otherwise keep growing.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
-KERNELS = 96
+KERNELS = 96  #: Compiled kernels that oneDNN may keep.
 
 
 def limit_kernels() -> None:

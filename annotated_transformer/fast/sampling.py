@@ -57,8 +57,8 @@ class Sampling:
             logits: ``(..., vocab)``, or log-probabilities.
 
         Returns:
-            Both ``(..., vocab)``: probabilities in float64, which sum to 1, and zero for what may
-            not be drawn; and tokens. Equally probable tokens stay in order.
+            Probabilities in float64, which sum to 1 and are zero for what may not be drawn, and
+            tokens, both ``(..., vocab)``. Equally probable tokens stay in order.
         """
         exact = logits.to(sum_type(logits.device))
         scaled, tokens = exact.sort(dim=-1, descending=True, stable=True)
@@ -95,8 +95,8 @@ class Sampler(Steps):
         """Draw a token for each sentence: log-probability, hypothesis and token.
 
         Args:
-            logits: Of the next token ``(sentences, 1, vocab)``.
-            log_probs: Of each output so far ``(sentences, 1)``.
+            logits: Logits of the next token ``(sentences, 1, vocab)``.
+            log_probs: Log-probability of each output so far ``(sentences, 1)``.
 
         Returns:
             Each ``(sentences, 1)``. The log-probability is the model's own, before the
@@ -136,9 +136,9 @@ def sample(
         model: In evaluation mode.
         sources: Tokens of each sentence, without special symbols.
         sampling: How to draw.
-        max_len: Most tokens of an output, where it should be fewer than ``extra`` allows.
-        extra: Most tokens that an output has more than its source.
-        names: What tells apart the random numbers of the sentences (their index by default).
+        max_len: Maximum tokens of an output, if ``extra`` and the positions allow more.
+        extra: How many tokens an output may exceed its source by.
+        names: One key a sentence, which seeds its random numbers (by default its index).
         start: Encodes the sentences, and returns what decodes them.
     """
     keys = range(len(sources)) if names is None else names

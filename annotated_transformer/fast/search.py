@@ -20,9 +20,8 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
     Only the chunks with the largest maxima can hold one of the best, so only these are searched.
 
     Args:
-        logits: Of the next token ``(sentences, beam, vocab)``.
-        log_probs: Of each hypothesis so far ``(sentences, beam)``, float64; minus infinity where
-            there is none.
+        logits: Logits of the next token ``(sentences, beam, vocab)``.
+        log_probs: Of the hypotheses ``(sentences, beam)``, float64; minus infinity for none.
 
     Returns:
         Log-probability, hypothesis and token, each ``(sentences, beam)``, best first.

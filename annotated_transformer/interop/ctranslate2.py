@@ -70,7 +70,7 @@ def export_ctranslate2(
     Args:
         system: A Transformer of any norm order, kind of positions and tying.
         out: The folder; see :func:`annotated_transformer.interop.folders.whole_folder`.
-        precision: Of the stored weights; with ``int8`` each row of a matrix has a scale.
+        precision: Precision of the stored weights; with ``int8`` each row of a matrix has a scale.
         record: The record of the run, for the card.
 
     Raises:

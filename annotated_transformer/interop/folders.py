@@ -69,7 +69,7 @@ def check_out(out: Path) -> None:
     """Refuse a folder that holds anything but an export of ours.
 
     Raises:
-        FileError: It does, or it is a file; the message names it.
+        FileError: It holds something else, or is a file; the message names it.
     """
     if not os.path.lexists(out):
         return
@@ -87,11 +87,11 @@ def check_out(out: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(out: Path, **about: Any) -> Iterator[Path]:
-    """Give a folder to write to, and put it in the place of ``out`` when all of it is written.
+    """Yield a folder to write to, which takes the place of ``out`` once it is complete.
 
     Args:
         out: The folder of the export; replaced if it is one of ours, see :func:`check_out`.
-        about: What the mark says of the export.
+        about: Further entries of ``export.json``.
 
     Raises:
         FileError: It cannot be written; what was there is untouched.
@@ -152,7 +152,7 @@ def token_strings(tokenizer: Tokenizer) -> list[str]:
 
 
 def portable_tokenizer(tokenizer: BPETokenizer, *, ends: bool) -> Backend:
-    """Return the tokenizer for the library ``tokenizers``, which needs nothing of this package.
+    """Return an equal tokenizer of the library ``tokenizers``, which needs nothing of ours.
 
     Args:
         tokenizer: Sub-words.

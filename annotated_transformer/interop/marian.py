@@ -1,4 +1,4 @@
-"""Marian checkpoints of Hugging Face's layout, read into our model: a look into real systems."""
+"""Marian checkpoints in Hugging Face's format, loaded into our readable model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
     ``transformers`` is not needed. The tokenizer is not read: the model takes and gives ids.
 
     Args:
-        folder: With ``config.json`` and ``model.safetensors``.
+        folder: Has ``config.json`` and ``model.safetensors``.
 
     Returns:
         The readable model in evaluation mode, and the ids that ``greedy_search(special=…)`` and

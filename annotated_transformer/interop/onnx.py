@@ -118,7 +118,7 @@ def _write(
 
 
 class EncoderGraph(nn.Module):
-    """What is computed once for a sentence.
+    """The encoder, and all that the decoder computes once for a sentence.
 
     Inputs: ``source (batch, m)``, ids that end in the end symbol, padded. Outputs, for each layer
     of the decoder: keys ``(batch, h, m, d_k)`` and values ``(batch, h, m, d_v)`` of the memory.
@@ -139,7 +139,7 @@ class EncoderGraph(nn.Module):
 
 
 class StepGraph(nn.Module):
-    """One position of the decoder.
+    """One step of the decoder, for the newest position.
 
     Inputs: ``source`` as the encoder's, ``token (batch,)``, the newest tokens; keys and values of
     the ``n`` positions before, ``(batch, h, n, d_k)`` and ``(batch, h, n, d_v)``, where ``n`` is 0
@@ -194,7 +194,7 @@ class OnnxTranslator:
     """Greedy decoding with both graphs: NumPy and onnxruntime, and nothing of PyTorch.
 
     Args:
-        folder: What :func:`export_onnx` has written.
+        folder: The folder that :func:`export_onnx` has written.
         threads: Threads of each session; 0 lets onnxruntime choose.
     """
 
@@ -225,8 +225,8 @@ class OnnxTranslator:
 
         Args:
             sources: Ids of the sentences.
-            most: Most tokens of an output.
-            extra: Most tokens that an output has more than its source has without its end.
+            most: Maximum tokens of an output.
+            extra: How many tokens an output may exceed its source by, end symbols not counted.
         """
         lengths = np.array([len(source) for source in sources])
         limits = np.minimum(most, lengths - 1 + extra)

@@ -17,9 +17,9 @@ Norm = Literal["post", "pre"]
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder, a decoder, and what leads into and out of them (§3)."""
+    """An encoder and a decoder, the embeddings before them, and the generator after (§3)."""
 
-    config: Any = None  # the sizes, where build_model has built it
+    config: Any = None  #: A ModelConfig, if ``build_model`` has built it.
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Generator(nn.Module):
 
 
 def clones(module: nn.Module, N: int) -> nn.ModuleList:
-    """Return ``N`` identical layers, each with parameters of its own."""
+    """Return ``N`` copies of a layer, each with parameters of its own."""
     return nn.ModuleList([copy.deepcopy(module) for _ in range(N)])
 
 

@@ -15,14 +15,14 @@ from annotated_transformer.model.transformer import ModelConfig
 
 
 class SelfAttention(nn.Module):
-    """A sequence attends to itself, by the plain equation; ``h`` heads, width ``d``."""
+    """Self-attention of width ``d`` with ``h`` heads, by the plain equation."""
 
     def __init__(self, d: int, h: int = 1) -> None:
         super().__init__()
         self.heads = MultiHeadedAttention(h, d, dropout=0.0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Relate the positions: ``(batch, h, n, d / h)`` each, and so the result."""
+        """Attend, by head: arguments and result are ``(batch, h, n, d / h)``."""
         return attention(q, k, v, mask)[0]
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -53,7 +53,7 @@ class RecurrentLayer(nn.Module):
 
 
 def check_odd(name: str, size: int) -> None:
-    """Raise ``ValueError`` unless ``size`` positions lie evenly around one of them."""
+    """Raise ``ValueError``, which names the argument, unless ``size`` is odd and positive."""
     if size < 1 or size % 2 == 0:
         raise ValueError(f"{name}={size} has no middle: give an odd number")
 
@@ -146,7 +146,7 @@ class RestrictedSelfAttention(SelfAttention):
         self.r, self.block = r, block
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Relate neighbours: ``(batch, h, n, d / h)`` each, and so the result.
+        """Attend to neighbours, by head: arguments and result are ``(batch, h, n, d / h)``.
 
         Raises:
             ValueError: The mask differs from query to query.
@@ -157,7 +157,7 @@ class RestrictedSelfAttention(SelfAttention):
 
 
 class DilatedStack(nn.Sequential):
-    """Convolutions whose dilations grow by the same factor, as fast as leaves no gap."""
+    """Convolutions with dilations 1, f, f² …, where f is the largest that leaves no gap."""
 
     def __init__(self, d: int, k: int, layers: int, *, causal: bool = False) -> None:
         base = k if causal else k // 2 + 1

@@ -37,7 +37,7 @@ class PositionalEncoding(nn.Module):
         max_len: Number of positions in the table.
     """
 
-    pe: Tensor  # (1, max_len, d_model)
+    pe: Tensor  #: (1, max_len, d_model).
 
     def __init__(self, d_model: int, dropout: float, max_len: int = 5000) -> None:
         super().__init__()

@@ -31,19 +31,19 @@ Tie = Literal["all", "target", "none"]
 class ModelConfig:
     """Sizes and variants of a model, named as in Table 3; the defaults are the paper's base."""
 
-    N: int = 6  # layers in each stack
-    d_model: int = 512  # width of the layers
-    d_ff: int = 2048  # width of the feed-forward networks
-    h: int = 8  # number of heads
-    d_k: int | None = None  # width of a head's queries and keys; d_model / h unless given
-    d_v: int | None = None  # width of a head's values; d_model / h unless given
-    dropout: float = 0.1  # probability of dropping an element where §5.4 places dropout
-    attention_dropout: float = 0.0  # of dropping an attention weight; §6.3, for parsing only
-    ff_dropout: float = 0.0  # of dropping a hidden unit (not in the paper)
-    norm: Norm = "post"  # as printed; "pre" as in later code
-    positions: Positions = "sinusoid"  # or "learned" as in Table 3, row (E)
-    max_len: int = 1024  # number of positions
-    tie: Tie = "all"  # share one matrix (§3.4): "all" three, the "target" side, or "none"
+    N: int = 6  #: Layers in each stack.
+    d_model: int = 512  #: Width of the layers.
+    d_ff: int = 2048  #: Width of the feed-forward networks.
+    h: int = 8  #: Number of heads.
+    d_k: int | None = None  #: Width of a head's queries and keys; d_model / h unless given.
+    d_v: int | None = None  #: Width of a head's values; d_model / h unless given.
+    dropout: float = 0.1  #: Probability of dropping an element where §5.4 places dropout.
+    attention_dropout: float = 0.0  #: Probability for attention weights; §6.3, for parsing only.
+    ff_dropout: float = 0.0  #: Probability for hidden units (not in the paper).
+    norm: Norm = "post"  #: As the paper prints it; ``"pre"`` as its later code has it.
+    positions: Positions = "sinusoid"  #: Or ``"learned"``, as in Table 3, row (E).
+    max_len: int = 1024  #: Number of positions, the longest sentence.
+    tie: Tie = "all"  #: ``"all"`` three share a matrix (§3.4), the ``"target"`` side or ``"none"``.
 
     def __post_init__(self) -> None:
         """Refuse what no model can be built from; see :func:`check_config`."""
@@ -60,10 +60,10 @@ class ModelConfig:
 
 
 def check_config(config: ModelConfig) -> None:
-    """Refuse what no model can be built from.
+    """Check that a model can be built from these sizes.
 
     Raises:
-        ValueError: A value cannot work; the message names it.
+        ValueError: A value is out of its range; the message names it.
     """
     for name in ("N", "d_model", "d_ff", "h", "d_k", "d_v", "max_len"):
         value = getattr(config, name)
@@ -100,16 +100,17 @@ ROWS: Mapping[str, Mapping[str, Any]] = {  # of Table 3: what differs from the b
     "E": {"positions": "learned"},
 }
 TABLE3 = {f"table3_{row}": replace(base, **sizes) for row, sizes in ROWS.items()}
+#: Sizes by name, such as ``base``, or ``table3_E`` for a row of Table 3.
 PRESETS: Mapping[str, ModelConfig] = {"tiny": tiny, "base": base, "big": big, **TABLE3}
 
 
 def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> EncoderDecoder:
     """Build a model, with fresh weights from PyTorch's global generator.
 
-    It reads ``src_vocab`` tokens, generates ``tgt_vocab``, and keeps ``model.config``.
+    ``src_vocab`` and ``tgt_vocab`` are numbers of tokens; ``model.config`` keeps the sizes.
 
     Raises:
-        ValueError: Vocabularies of different sizes should share one matrix.
+        ValueError: ``config.tie`` is ``"all"``, but the vocabularies differ in size.
     """
     c = config
     attention = MultiHeadedAttention(c.h, c.d_model, c.attention_dropout, d_k=c.d_k, d_v=c.d_v)
@@ -138,7 +139,7 @@ def tie_weights(model: EncoderDecoder, tie: Tie = "all") -> None:
     """Let the generator share the target embeddings' matrix, and the source's too (§3.4).
 
     Raises:
-        ValueError: The vocabularies differ, so that the source cannot share the matrix.
+        ValueError: ``tie`` is ``"all"``, but the vocabularies differ in size.
     """
     source, target = (stack.get_submodule("0.lut") for stack in (model.src_embed, model.tgt_embed))
     shared = target.get_parameter("weight")

@@ -44,7 +44,7 @@ FOLDER = Path(__file__).parent
 FILES = ("config.json", "tokenizer.json", "words.json", "model.safetensors")
 SUMS = "sha256sums.txt"
 FORMAT = 1
-RUNNING = grammar_pairs("test", 1, seed=32_624)[0]  # the sentence that the whole book follows
+RUNNING = grammar_pairs("test", 1, seed=32_624)[0]  #: The pair that the book follows.
 WORD = re.compile(r"\w+")
 
 

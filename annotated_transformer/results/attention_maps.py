@@ -90,7 +90,7 @@ def look(
 
     Args:
         model: Is read in evaluation mode, and left in the mode that it was in.
-        tokenizers: Of source and target.
+        tokenizers: Tokenizers of source and target.
         pairs: Source and target sentences.
         size: Pairs in a batch.
     """
@@ -169,7 +169,7 @@ def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Fi
 
 
 def menu(name: str, chosen: int, count: int) -> alt.Parameter:
-    """Return a menu of the numbers from 1 to ``count``."""
+    """Return a menu of an Altair chart, with the numbers from 1 to ``count``."""
     menu = alt.binding_select(options=list(range(1, count + 1)), name=f"{name} ")
     return alt.param(name=name, value=chosen, bind=menu)
 
@@ -184,7 +184,7 @@ def live_heads(
         weights: Shape ``(layers, h, n, m)``.
         queries: The ``n`` tokens that attend: rows.
         keys: The ``m`` tokens that are attended to: columns.
-        title: Of the chart.
+        title: Title of the chart.
         first: Layer and head that are shown first, counted from 0.
 
     Raises:
@@ -229,11 +229,10 @@ def hits(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
 
     Args:
         maps: Weights of each sentence, ``(layers, h, n, m)``.
-        links: What is right in each sentence.
+        links: The right (query, key) pairs of each sentence.
 
     Returns:
-        Of the queries with a link, the share whose largest weight is on a linked key,
-        ``(layers, h)``.
+        Share of the queries with a link whose largest weight is on a linked key, ``(layers, h)``.
 
     Raises:
         ValueError: There are no links, or one lies outside its map.

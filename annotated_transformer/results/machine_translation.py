@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+#: Sustained operations per second by type of GPU, as the paper estimates them.
 SUSTAINED = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}
 
 
@@ -19,8 +20,8 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
     """Return time × GPUs × sustained operations per second, the cost of Table 2.
 
     Args:
-        days: Training time.
-        gpus: How many were used.
+        days: Training time in days.
+        gpus: Number of GPUs.
         gpu: Their type, a key of ``SUSTAINED`` (footnote of section 6.1).
 
     Raises:
@@ -29,9 +30,11 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
     return days * 24 * 3600 * gpus * SUSTAINED[gpu]
 
 
+#: The fields of a record of a training run.
 TRAINING = ("command", "commit", "date", "seed", "corpus", "options", "parameters", "hardware",
             "updates", "seconds", "curve", "scores")  # fmt: skip
 NO_RECORDS = "The folder results/ is not here: records come with the repository, not the package."
+#: The fields of a record of one system that was decoded in several ways.
 ABLATION = ("kind", "command", "commit", "date", "training", "corpus", "split", "hardware", "steps")
 
 
@@ -40,7 +43,7 @@ class RecordError(ValueError):
 
 
 def find_records(start: Path | None = None) -> Path | None:
-    """Return the folder ``results`` next to this folder or to one above it, if there is one."""
+    """Return the folder ``results`` of ``start`` (here by default) or of a folder above it."""
     start = Path.cwd() if start is None else start
     folders = (folder / "results" for folder in [start, *start.parents])
     return next((f for f in folders if any(f.glob("*.json"))), None)
@@ -50,7 +53,7 @@ def read_record(path: Path, fields: Sequence[str] = ()) -> dict[str, Any]:
     """Read a record.
 
     Args:
-        path: Its file.
+        path: File of the record.
         fields: Which fields it must have.
 
     Raises:
@@ -72,7 +75,7 @@ def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[s
     """Read the records of one kind, by the names of their files.
 
     Args:
-        folder: Where they are; None for none.
+        folder: Folder of the records; None returns no record.
         fields: Which fields a record of that kind has: ``TRAINING`` for a training run,
             ``ABLATION`` for one system that was decoded in several ways.
 
@@ -88,7 +91,7 @@ def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[s
 
 
 def spread(values: Iterable[float]) -> str:
-    """Return the mean of results, and their standard deviation where there are several."""
+    """Return, as text, the mean of results ± their standard deviation if there are several."""
     found = list(values)
     mean = statistics.mean(found)
     return f"{mean:.2f} " + (f"± {statistics.stdev(found):.2f}" if found[1:] else "(one seed)")
@@ -96,13 +99,13 @@ def spread(values: Iterable[float]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What several runs say of a difference that a claim predicts to be above zero.
+    """The evidence of several runs for a claim, which predicts a positive difference.
 
     Attributes:
-        runs: How many there are.
-        mean: Of their differences.
+        runs: Number of runs.
+        mean: Mean of their differences.
         low: Lower end of the mean's 95 % interval.
-        high: Its upper end.
+        high: Upper end of that interval.
     """
 
     runs: int
@@ -112,7 +115,7 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """A word of the scoreboard."""
+        """The status, as the scoreboard has it, such as ``holds at our scale``."""
         if not self.runs:
             return "not yet run"
         if self.low > 0:
@@ -127,7 +130,7 @@ class Verdict:
 
 
 def judge(differences: Iterable[float], level: float = 0.95) -> Verdict:
-    """Return what runs say of a claim, each with a difference that it predicts above zero."""
+    """Judge a claim by the difference of each run, which the claim predicts to be positive."""
     found = list(differences)
     if not found:
         return Verdict(0, math.nan, -math.inf, math.inf)
@@ -139,7 +142,7 @@ def judge(differences: Iterable[float], level: float = 0.95) -> Verdict:
 
 @cache
 def student_t(freedom: int, level: float = 0.95) -> float:
-    """Return the bound that 95 % of Student's t keep to, with ``freedom`` degrees of freedom."""
+    """Return the bound t of which Student's distribution has ``level`` within -t and t."""
     logs = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     height = math.exp(logs) / (freedom * math.pi) ** 0.5
     t, step, inside = 0.0, 1e-4, 0.0

@@ -19,7 +19,7 @@ class Tree:
     """A constituent and its parts, in order.
 
     Attributes:
-        label: What it is, such as ``NP``; of a single word its part of speech.
+        label: Its kind, such as ``NP``; of a single word the part of speech.
         children: Its parts; or one word, which makes it a *preterminal*.
     """
 
@@ -244,18 +244,18 @@ COLLINS = Rules()
 
 @dataclass(frozen=True)
 class Counts:
-    """What a scorer counts, in one sentence or in many."""
+    """The counts of a scorer, for one sentence or for many."""
 
-    matched: int = 0  # brackets that are in both trees
-    gold: int = 0  # brackets of the treebank's trees
-    test: int = 0  # brackets of the parser's trees
-    crossing: int = 0  # the parser's brackets that cross one of the treebank's
-    words: int = 0  # words that are scored, without punctuation
-    tags: int = 0  # of these, words whose parts of speech agree
-    exact: int = 0  # sentences whose brackets are all right
-    sentences: int = 0  # all sentences
-    errors: int = 0  # left out, because their scored words differ
-    skipped: int = 0  # left out, because the parser gave none
+    matched: int = 0  #: Brackets that are in both trees.
+    gold: int = 0  #: Brackets of the treebank's trees.
+    test: int = 0  #: Brackets of the parser's trees.
+    crossing: int = 0  #: The parser's brackets that cross one of the treebank's.
+    words: int = 0  #: Words that are scored, without punctuation.
+    tags: int = 0  #: Of these, words whose parts of speech agree.
+    exact: int = 0  #: Sentences whose brackets are all right.
+    sentences: int = 0  #: All sentences.
+    errors: int = 0  #: Left out, because their scored words differ.
+    skipped: int = 0  #: Left out, because the parser gave none.
 
 
 class BracketCounts(Counts):
@@ -392,7 +392,7 @@ class Symbols:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What is known of a tree while it is written.
+    """The state of a tree while its symbols are generated.
 
     Attributes:
         opened: Labels of the open brackets, the outermost first.
@@ -424,9 +424,9 @@ class TreeConstraint(Symbols):
         """Return which symbols may follow: boolean, shape ``(V,)``.
 
         Args:
-            tree: What is known so far.
+            tree: The state so far.
             words: Number of words of the sentence.
-            limit: Most symbols, the end included; a bracket opens only if all can close.
+            limit: Maximum symbols, the end included; a bracket opens only if all can close.
 
         Raises:
             ValueError: There are no words.

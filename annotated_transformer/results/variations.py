@@ -37,12 +37,12 @@ def paired(record: Mapping[str, Any] | None, row: str, measure: str = "loss") ->
     """Compare a row with the base, the first row, for every seed that both have.
 
     Args:
-        record: Of a grid; None for none.
-        row: Its name.
+        record: The record of a grid; None if there is none.
+        row: Name of the row.
         measure: ``loss``, in per cent of the base's, or ``bleu``, in points of BLEU.
 
     Returns:
-        What the row has more than the base, seed by seed.
+        The row's measure minus the base's, seed by seed.
     """
     rows = {} if record is None else record["rows"]
     if row not in rows:
@@ -60,12 +60,12 @@ def judge_rows(
     """Judge a statement about several rows of a grid.
 
     Args:
-        record: Of the grid.
-        predicted: +1 for a row that should have more than the base, −1 for less.
+        record: The record of a grid.
+        predicted: +1 for a row that should be above the base, −1 for one below.
         measure: See ``paired``.
 
     Returns:
-        A word of the scoreboard.
+        The status, as the scoreboard has it.
     """
     found = {row: [sign * x for x in paired(record, row, measure)]
              for row, sign in predicted.items()}  # fmt: skip
@@ -77,7 +77,7 @@ def judge_rows(
     return "holds at our scale" if all(judge(f).low > 0 for f in found.values()) else "not resolved"
 
 
-MOST_PAIRS = 1000
+MOST_PAIRS = 1000  #: More than these are not counted.
 EIGHTY = 0.8416  # four fifths of a normal distribution lie below this many standard deviations
 
 

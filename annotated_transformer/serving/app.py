@@ -37,12 +37,12 @@ HEADERS = {
 
 
 class Service:
-    """What answers requests on a system.
+    """Answers HTTP requests with the translations of a system.
 
     Args:
         system: A trained system in evaluation mode; nothing else may use it.
-        limits: What is taken on.
-        name: The system's, for the page.
+        limits: Limits on requests.
+        name: Name of the system, for the page.
         pretrained: The package's model, if it is that one.
     """
 

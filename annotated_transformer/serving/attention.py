@@ -31,7 +31,7 @@ def attention_json(system: System, source: list[int], best: Hypothesis, most: in
         system: The system, a Transformer.
         source: Tokens of the source, without special symbols.
         best: Its translation.
-        most: Most tokens of the translation.
+        most: Maximum tokens of the translation.
 
     Returns:
         An object with ``source`` and ``target``, the tokens as shown, ends included (lengths m and

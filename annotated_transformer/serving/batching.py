@@ -27,12 +27,12 @@ class Job:
     """A sentence to translate.
 
     Attributes:
-        tokens: Of the source, without special symbols.
+        tokens: Source tokens, without special symbols.
         beam: Beam size.
         alpha: Length penalty.
         shown: Whether its attention is wanted; such a sentence is a batch of its own.
         found: The result. A job that is cancelled before its batch begins is dropped.
-        arrived: On the monotonic clock.
+        arrived: When it arrived, in seconds on the monotonic clock.
     """
 
     tokens: list[int]

@@ -11,7 +11,7 @@ from annotated_transformer.data.files import parse_json
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes on.
+    """Limits on requests.
 
     Attributes:
         body: Bytes of a request's body.
@@ -40,8 +40,8 @@ class Refusal(Exception):  # noqa: N818  # it is an answer, not a fault of ours
     """A request is not answered; the message is one line.
 
     Attributes:
-        status: Of the HTTP response.
-        headers: More headers of it.
+        status: Status of the HTTP response.
+        headers: Further headers of the response.
     """
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
@@ -101,7 +101,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object whose names are unique and whose numbers are finite.
 
     Raises:
-        Refusal: It is none.
+        Refusal: The body is no such object.
     """
     try:
         data = parse_json(body.decode(), object_pairs_hook=unique, parse_constant=no_number)

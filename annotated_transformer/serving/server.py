@@ -16,7 +16,7 @@ from annotated_transformer.engine.interruption import handling
 from annotated_transformer.serving.app import Service
 
 CONNECTIONS = 512  # at a time; uvicorn answers 503 beyond
-IDLE = 15  # seconds after which a connection without a whole head of a request is closed
+IDLE = 15  #: Seconds after which a connection without the whole head of a request is closed.
 GRACE = 10  # seconds for what was accepted, once the server is told to stop
 
 
@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
     """Uvicorn with our signals, and our way to stop. It logs nothing of a request.
 
     Args:
-        service: What answers.
+        service: Answers the requests.
         started: Called when connections are accepted.
     """
 

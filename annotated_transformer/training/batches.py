@@ -14,7 +14,7 @@ from annotated_transformer.notation import PAD, SPECIAL_IDS, SpecialIds
 
 
 def pad_flat(tokens: Tensor, lengths: Tensor, pad: int = PAD) -> Tensor:
-    """Lay sentences that stand one after the other into a block, padded at the right.
+    """Return sentences, given one after the other, as a block that is padded at the right.
 
     Args:
         tokens: All tokens, ``(sum of the lengths,)``.
@@ -30,7 +30,7 @@ def pad_flat(tokens: Tensor, lengths: Tensor, pad: int = PAD) -> Tensor:
 
 
 def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
-    """Return a block ``(batch, longest)`` of token numbers, padded at the right."""
+    """Return a block ``(batch, longest)`` of token ids, padded at the right."""
     tokens = torch.tensor([token for s in sequences for token in s], dtype=torch.long)
     return pad_flat(tokens, torch.tensor([len(s) for s in sequences], dtype=torch.long), pad)
 
@@ -44,9 +44,9 @@ def make_batch(
     """Make a batch: sources end with EOS, targets stand between BOS and EOS.
 
     Args:
-        sources: Token numbers of each source sentence, without special symbols.
-        targets: Likewise for the target.
-        special: Numbers of the special symbols.
+        sources: Token ids of each source sentence, without special symbols.
+        targets: The same for each target sentence.
+        special: Ids of the special symbols.
 
     Raises:
         ValueError: There are not as many sources as targets.
@@ -67,10 +67,10 @@ class Batch:
         pad: The padding token.
     """
 
-    tgt: Tensor  # (batch, n), what the decoder reads: the target without its last column
-    tgt_y: Tensor  # (batch, n), what is to be predicted: the target without its first column
-    tgt_mask: Tensor  # (batch, n, n), true at real tokens that are not in the future
-    ntokens: int = 0  # target tokens to be predicted
+    tgt: Tensor  #: The decoder's input (batch, n), the target without its last column.
+    tgt_y: Tensor  #: What to predict (batch, n), the target without its first column.
+    tgt_mask: Tensor  #: True at real tokens that are not in the future, (batch, n, n).
+    ntokens: int = 0  #: Target tokens to be predicted.
 
     def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = PAD) -> None:
         self.src, self.src_mask, self.pad = src, padding_mask(src, pad), pad
@@ -135,7 +135,7 @@ def token_batches(
     ``lengths (sentences, 2)`` are those of source and target, special symbols included; a batch
     costs its longest sentence times their number. Sentences are sorted within pools of ``pool``
     batches, in an order of ``seed`` and ``epoch``; without ``shuffle`` all are one pool, from
-    short to long. Returns sentence numbers, batch by batch, each in one.
+    short to long. Returns the indices of the sentences in each batch; all occur once.
     """
     lengths = torch.as_tensor(lengths)
     if not len(lengths):

@@ -30,7 +30,7 @@ def data_gen(
         V: Size of the vocabulary, special tokens included.
         batch: Sequences in a batch.
         nbatches: Number of batches.
-        length: Most symbols of a sequence; the least is one.
+        length: Maximum symbols of a sequence; the minimum is one.
         generator: Draws the sequences; PyTorch's global generator unless given.
 
     Raises:
@@ -61,7 +61,7 @@ def train_copy_task(
     the first weights. The global random generator is as before afterwards.
 
     Returns:
-        The model in evaluation mode, and what each update came to.
+        The model in evaluation mode, and the progress of each update.
     """
     data = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):

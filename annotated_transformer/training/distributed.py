@@ -64,10 +64,10 @@ class DistributedWorld(Collectives):
         self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
 
     def main_first(self, work: Callable[[], Group]) -> Group:
-        """Do some work in the main process, then in the others; return its result in each.
+        """Call ``work`` in the main process, then in the others; return its result in each.
 
         Raises:
-            SystemExit: The work failed in the main process, which says why.
+            SystemExit: It failed in the main process, which has raised the error itself.
         """
         if not self.main and self.sum(0.0)[0]:
             raise SystemExit(2)
@@ -111,7 +111,7 @@ def local_batches(
 
     Args:
         groups: What the micro-batches of the update are made from.
-        make: Makes one.
+        make: Makes a batch from one of them.
         world: The processes that share them.
     """
     even = len(groups) // world.size * world.size
@@ -190,18 +190,18 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], world: World) -> nn.Mo
 
 
 def reshard(module: nn.Module) -> None:
-    """Free what an evaluation gathered: the outermost shard waits for a backward pass."""
+    """Free the weights that an evaluation gathered; FSDP keeps some for a backward pass."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Put the shards of a tensor together; all processes must take part."""
+    """Return a tensor whole, gathered from its shards; all processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Cut a whole tensor, the same in each process, as another one is cut."""
+    """Shard a whole tensor, which is the same in each process, as ``like`` is sharded."""
     if not isinstance(like, DTensor):
         return tensor
     tensor = tensor.to(like.device)

@@ -49,18 +49,18 @@ LossFunction = Callable[..., tuple[Tensor, Tensor]]  # batch_loss, and the faste
 
 
 def sum_type(device: torch.device) -> torch.dtype:
-    """Return the type in which many numbers are added up: float64, which Apple's GPUs lack."""
+    """Return the dtype for long sums, float64; on Apple's GPUs, which lack it, float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Loss, tokens and gradient of an update, or of several."""
+    """The totals of one update, or of several."""
 
-    nll: float = 0.0  # summed negative log-likelihood, nats
-    tokens: int = 0  # target tokens
-    seconds: float = 0.0
-    grad_norm: float = 0.0  # of the latest gradient, before clipping
+    nll: float = 0.0  #: Summed negative log-likelihood, nats.
+    tokens: int = 0  #: Target tokens.
+    seconds: float = 0.0  #: Wall time.
+    grad_norm: float = 0.0  #: Norm of the latest gradient, before clipping.
 
     def __add__(self, later: Progress) -> Progress:
         """Add up two stretches."""
@@ -111,16 +111,16 @@ class LossScale:
     value = 1.0
 
     def adapt(self, finite: bool) -> None:
-        """Change the factor after an update whose gradient was finite, or was not."""
+        """Adjust the factor after an update, by whether its gradient was finite."""
 
 
 class NonFiniteError(FloatingPointError):
     """A loss or a gradient is NaN or infinite; the weights are as before.
 
     Attributes:
-        loss: Of the update, per target token.
+        loss: Loss of the update, per target token.
         grad_norm: Norm of its gradient.
-        tokens: Its target tokens.
+        tokens: Target tokens of the update.
     """
 
     def __init__(self, loss: float, grad_norm: float, tokens: int, message: str = "") -> None:
@@ -202,8 +202,8 @@ def update(
 ) -> Progress:
     """Make one update from ``batches``, as if they and those of other processes were one batch.
 
-    ``schedule`` counts updates. With a ``scale``, an infinite gradient is no error: the weights
-    are as before, and the result's ``grad_norm`` is not finite.
+    ``schedule`` makes one step, after the update. With a ``scale``, an infinite gradient is no
+    error: the weights are as before, and the result's ``grad_norm`` is not finite.
 
     Raises:
         NonFiniteError: Loss or gradient are NaN or infinite; the weights are as before.
@@ -236,7 +236,7 @@ def fit(
     accumulate: int = 1,
     loss: LossFunction = batch_loss,
 ) -> Iterator[Progress]:
-    """Train on ``batches``, yielding the progress of each update.
+    """Train on ``batches``, yielding the :class:`Progress` of each update.
 
     Args:
         model: Is set to training mode before each update.
@@ -264,8 +264,8 @@ def evaluate(
     """Return the negative log-likelihood of ``batches`` in evaluation mode.
 
     Args:
-        model: What ``loss`` is called with; its mode is as before afterwards.
-        batches: Of this process.
+        model: Passed to ``loss``; its mode is restored afterwards.
+        batches: The batches of this process.
         loss: Computes the loss of a batch.
         world: The processes whose sums are added.
     """

@@ -45,7 +45,7 @@ class NoamOpt:
         model_size: ``d_model``.
         factor: Multiplies the rate.
         warmup: Updates until the peak.
-        optimizer: What makes the updates.
+        optimizer: Makes the updates.
     """
 
     def __init__(

@@ -25,13 +25,13 @@ def smoothed_target(
     """Return the smoothed distributions ``(tokens, size)`` of ``target (tokens,)`` (§5.4).
 
     Args:
-        target: Token numbers.
+        target: Token ids.
         size: Size of the vocabulary.
         smoothing: Probability taken from the right token, ε.
-        variant: Who gets it: ``"paper"`` all tokens, the right one and padding among them
+        variant: Which get it: ``"paper"`` all tokens, the right one and padding among them
             (as the work that the paper cites); ``"others"`` all but the right one;
             ``"article"`` all but the right one and padding.
-        padding_idx: Number of the padding token; its rows are zero.
+        padding_idx: Id of the padding token; its rows are zero.
         dtype: Type of the result; PyTorch's default unless given.
     """
     share = {"paper": size, "others": size - 1, "article": size - 2}[variant]
@@ -49,7 +49,7 @@ class LabelSmoothing(nn.Module):
 
     Args:
         size: Size of the vocabulary.
-        padding_idx: Number of the padding token; it counts for nothing.
+        padding_idx: Id of the padding token; it counts for nothing.
         smoothing: Probability taken from the right token, ε.
         variant: As for ``smoothed_target``.
     """

@@ -39,10 +39,9 @@ class Hypothesis:
     """An output of a search.
 
     Attributes:
-        tokens: Token numbers, without special symbols.
+        tokens: Token ids, without special symbols.
         score: The log-probability divided by the length penalty; the higher the better.
-        log_probability: Natural logarithm of the output's probability, its end symbol included
-            unless it was cut at the most tokens.
+        log_probability: In nats, the end symbol included unless the output was cut before it.
     """
 
     tokens: list[int]
@@ -64,13 +63,12 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
     Of what is equally probable, that of the first hypothesis comes first, then the smallest token.
 
     Args:
-        logits: Of the next token ``(sentences, beam, vocab)``.
-        log_probs: Of each hypothesis so far ``(sentences, beam)``, float64; minus infinity where
-            there is none.
+        logits: Logits of the next token ``(sentences, beam, vocab)``.
+        log_probs: Of the hypotheses ``(sentences, beam)``, float64; minus infinity for none.
 
     Returns:
-        As many continuations as hypotheses, each of shape ``(sentences, beam)``, the best first:
-        log-probability, hypothesis, token.
+        Log-probability, hypothesis and token of as many continuations as there are hypotheses,
+        each ``(sentences, beam)``, the best first.
     """
     candidates = log_probs.unsqueeze(2) + logits.log_softmax(-1)  # (sentences, beam, vocab)
     best, places = stable_topk(candidates.flatten(1), logits.size(1))

@@ -113,8 +113,8 @@ def by_length(
 ) -> list[dict[str, Any]]:
     """Score groups of sentences by the length of their source, in words between blanks.
 
-    ``bounds`` are the most words of each group but the last. For each group that has sentences
-    it returns the fewest and the most words, how many sentences, and their BLEU (``score``).
+    ``bounds`` are the maximum words of all groups but the last. For each group with sentences
+    it returns the smallest and largest length, the number of sentences, and their BLEU (``score``).
 
     Raises:
         ScoreError: The numbers of lines differ.
@@ -209,7 +209,7 @@ class Comparison:
         first: BLEU of the first.
         second: BLEU of the second.
         low: Lower end of the interval that holds 95 % of the resampled differences.
-        high: Its upper end.
+        high: Upper end of that interval.
         p: Share of draws that differ by more than the outputs do, beyond the mean of all draws;
             1 if the outputs score the same.
     """

@@ -20,17 +20,17 @@ from annotated_transformer.notation import SPECIAL_IDS, SpecialIds
 def greedy_decode(
     model: EncoderDecoder, src: Tensor, src_mask: Tensor, max_len: int, start_symbol: int
 ) -> Tensor:
-    """Decode by taking the most probable token at each step, all positions again at each.
+    """Decode greedily as the article does: every step computes all positions again.
 
     Args:
-        model: In evaluation mode, else dropout is at work.
+        model: In evaluation mode; otherwise dropout is active.
         src: Source tokens ``(batch, m)``.
         src_mask: ``(batch, 1, m)``, true at real tokens.
-        max_len: Tokens of each output, the start symbol included.
+        max_len: Number of tokens of each output, the start symbol included.
         start_symbol: First token of every output.
 
     Returns:
-        Tokens ``(batch, max_len)``; what follows an end symbol means nothing.
+        Tokens ``(batch, max_len)``; ignore those after an end symbol.
     """
     memory = model.encode(src, src_mask)
     ys = torch.full((src.size(0), 1), start_symbol, dtype=src.dtype, device=src.device)
@@ -41,7 +41,7 @@ def greedy_decode(
 
 
 class Steps(ABC):
-    """What decodes one more position of each hypothesis; searches know nothing else of a model."""
+    """Decodes the next position of each hypothesis: all that a search needs of a model."""
 
     @abstractmethod
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -53,11 +53,11 @@ class Steps(ABC):
 
     @abstractmethod
     def select(self, sentences: Tensor) -> None:
-        """Keep the given sentences, in that order."""
+        """Keep only these sentences ``(kept,)``, by index, in this order."""
 
     @abstractmethod
     def follow(self, parents: Tensor) -> None:
-        """Go on from the hypotheses ``parents (sentences, beam)``, numbers within a sentence."""
+        """Continue the hypotheses ``parents (sentences, beam)``, indices within each sentence."""
 
 
 def decode_greedily(steps: Steps, limits: Tensor, special: SpecialIds = SPECIAL_IDS) -> Tensor:
@@ -65,8 +65,8 @@ def decode_greedily(steps: Steps, limits: Tensor, special: SpecialIds = SPECIAL_
 
     Args:
         steps: What decodes the sentences, with one hypothesis of each.
-        limits: Most tokens of each output ``(sentences,)``.
-        special: Numbers of the special symbols.
+        limits: Maximum tokens of each output ``(sentences,)``.
+        special: Ids of the special symbols.
 
     Returns:
         Tokens ``(sentences, largest limit)``, padded after the end.
@@ -169,15 +169,15 @@ def greedy_search(
     start: StartSteps = readable_steps,
     special: SpecialIds = SPECIAL_IDS,
 ) -> list[list[int]]:
-    """Translate sentences of token numbers, without special symbols; the same in any batch.
+    """Translate token ids into token ids, one sentence independently of the others.
 
     Args:
         model: In evaluation mode.
         sources: Tokens of each sentence, without special symbols; may be empty.
-        max_len: Most tokens of an output, where it should be fewer than ``extra`` allows.
-        extra: Most tokens that an output has more than its source (§6.1), if positions allow.
+        max_len: Maximum tokens of an output, if ``extra`` and the positions allow more.
+        extra: How many tokens an output may exceed its source by (§6.1).
         start: Encodes the sentences, and returns what decodes them.
-        special: Numbers of the special symbols.
+        special: Ids of the special symbols.
 
     Raises:
         IndexError: A source, with its end symbol, is longer than the model's positions.
@@ -193,7 +193,7 @@ def greedy_search(
 def source_batch(
     sources: list[list[int]], device: torch.device, special: SpecialIds = SPECIAL_IDS
 ) -> tuple[Tensor, Tensor]:
-    """Give sentences their end symbol and pad them; return tokens and mask ``(batch, 1, m)``."""
+    """End sentences and pad them; return tokens ``(batch, m)`` and mask ``(batch, 1, m)``."""
     width = max(len(s) for s in sources) + 1
     pad, _, eos = special
     src = torch.tensor([[*s, eos, *[pad] * (width - len(s) - 1)] for s in sources], device=device)
@@ -207,7 +207,7 @@ def strip(tokens: list[int], special: SpecialIds = SPECIAL_IDS) -> list[int]:
 
 
 def max_positions(model: EncoderDecoder) -> int:
-    """Return the most positions that a sentence may have: the least ``max_len`` of the modules."""
+    """Return the longest sentence that a model takes: the least ``max_len`` of its modules."""
     found = (getattr(module, "max_len", None) for module in model.modules())
     return min((most for most in found if isinstance(most, int)), default=sys.maxsize)
 
@@ -218,10 +218,10 @@ def output_limits(
     """Return how many tokens the output of each source may have.
 
     Args:
-        model: Its positions are a limit for all outputs.
+        model: The number of its positions limits all outputs.
         sources: Tokens of each sentence, without special symbols.
         max_len: Another limit for all outputs; None if there is none.
-        extra: How many tokens an output may have more than its source.
+        extra: How many tokens an output may exceed its source by.
     """
     most = max_positions(model) if max_len is None else min(max_len, max_positions(model))
     return [max(0, min(most, len(s) + extra)) for s in sources]

@@ -23,20 +23,20 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer(Protocol):
-    """What the model's side needs of a tokenizer.
+    """The methods that models, searches and figures need of a tokenizer.
 
     Numbers 0 to 3 are the special tokens of the notation chapter; no text is ever
     encoded as padding, beginning or end.
     """
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of the tokens, without beginning and end."""
+        """Return the ids of the tokens, without those of beginning and end."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text; padding, beginning and end are left out."""
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return a label for every number, for figures."""
+        """Return a label for every id, for figures."""
 
     def __len__(self) -> int:
         """Return the size of the vocabulary, special tokens included."""
@@ -68,7 +68,7 @@ def _spacy_tokenizer(language: str) -> Callable[[str], Any]:
 
 
 def cut(text: str, language: str) -> list[Entry]:
-    """Cut a text into words: each with whether it is glued to the word before it."""
+    """Split a text into words, each with whether no space stands before it."""
     found = list(_spacy_tokenizer(language)(normal_blanks(text)))
     glued = [False, *(not token.whitespace_ for token in found)]  # to the word before
     return [(token.text, tied) for token, tied in zip(found, glued, strict=False)]
@@ -85,7 +85,7 @@ FORMAT, FIRST = 1, len(SPECIAL_TOKENS)  # of the JSON text; the number of the fi
 
 
 class Numbered:
-    """Entries that are numbered from ``FIRST``."""
+    """A vocabulary: the special tokens, then ``entries``, whose ids begin with 4."""
 
     entries: tuple[Any, ...]
 
@@ -94,7 +94,7 @@ class Numbered:
         return FIRST + len(self.entries)
 
     def checked(self, ids: Iterable[int]) -> list[int]:
-        """Return the numbers, or raise IndexError for one that is not in the vocabulary."""
+        """Return the ids as a list; raise IndexError for one that is not in the vocabulary."""
         numbers = list(ids)
         for number in numbers:
             if not 0 <= number < len(self):
@@ -107,7 +107,7 @@ def _to_json(data: Mapping[str, Any]) -> str:
 
 
 class WordTokenizer(Numbered):
-    """Words as spaCy cuts them for a language such as ``de``; ``entries`` begin with number 4."""
+    """Words as spaCy splits text in a language such as ``de``; ``entries`` have ids from 4."""
 
     def __init__(self, language: str, entries: Sequence[Entry]) -> None:
         self.language, self.entries = language, tuple(entries)
@@ -125,7 +125,7 @@ class WordTokenizer(Numbered):
         return [self._ids.get(entry, UNK) for entry in cut(text, self.language)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text; blanks stand where they stood, once each."""
+        """Return the text, with one space where the encoded text had white space."""
         entries = (self._all[n] for n in self.checked(ids) if n not in (PAD, BOS, EOS))
         return "".join(word if glued else f" {word}" for word, glued in entries).removeprefix(" ")
 
@@ -227,7 +227,7 @@ BROKEN = "ï¿½"  # the bytes of U+FFFD, which stands for broken letters, and i
 
 
 def spelled_out(numbers: list[int], backend: Backend) -> str:
-    """Return the text of numbers, each run between special tokens by itself."""
+    """Decode ids with the library ``tokenizers``, each run between special tokens alone."""
     text = ""
     for special, run in itertools.groupby(numbers, key=lambda number: number < FIRST):
         part = list(run)
@@ -237,7 +237,7 @@ def spelled_out(numbers: list[int], backend: Backend) -> str:
 
 
 def piece_labels(numbers: list[int], entries: Sequence[str], backend: Backend) -> list[str]:
-    """Return a label for every number; the last token of a letter stands for all of it."""
+    """Return a label for every id; the last of several tokens of one letter shows it."""
     labels: list[str] = []
     part: list[int] = []  # tokens of a letter that is not complete
     for number in numbers:

@@ -255,7 +255,7 @@ def heavy(root: Path, modules: list[Path]) -> list[str]:
 
 
 def taken_for_types(root: Path, apart: str = "cli") -> list[str]:
-    """A field's docstring has no colon in its first line: Sphinx takes what precedes for a type.
+    """What is said of a field, or a constant, has no colon: Sphinx takes what precedes for a type.
 
     The strict build says so, too, but only after minutes. ``apart`` has no page of its own.
     """
@@ -263,7 +263,11 @@ def taken_for_types(root: Path, apart: str = "cli") -> list[str]:
     for path in sorted((root / PACKAGE).rglob("*.py")):
         if path.relative_to(root / PACKAGE).parts[0] == apart:
             continue
-        classes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        source = path.read_text(encoding="utf-8")
+        for line, text in enumerate(source.splitlines(), 1):
+            for comment in re.findall(r"#: (.*: .*)", text):
+                found.append(f"{path.relative_to(root)}, line {line}: {comment}")
+        classes = ast.walk(ast.parse(source))
         bodies = (node.body for node in classes if isinstance(node, ast.ClassDef))
         for pair in itertools.chain(*map(itertools.pairwise, bodies)):
             match pair:

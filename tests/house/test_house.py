@@ -72,6 +72,10 @@ def test_no_docstring_is_taken_for_a_type(tmp_path: Path) -> None:
     (tmp_path / "annotated_transformer" / "a.py").write_text(source)
     (fault,) = house.taken_for_types(tmp_path)
     assert fault.endswith("a.py, line 3: For a parser: a number.")
+    source = "A = 1  #: For a parser: one.\nB = 2  #: See :func:`f`.\n"
+    (tmp_path / "annotated_transformer" / "a.py").write_text(source)
+    (fault,) = house.taken_for_types(tmp_path)
+    assert fault.endswith("a.py, line 1: For a parser: one.")
 
 
 def test_every_picture_is_seen() -> None:

@@ -17,7 +17,7 @@ from annotated_transformer.data.grammar.clauses import (
 from annotated_transformer.data.grammar.lexicon import ADJECTIVES
 from annotated_transformer.data.grammar.sentences import Sentence, write_sentence
 
-GRAMMAR_SIZES: Final[Mapping[str, int]] = {"train": 16_000, "val": 500, "test": 1_000}
+GRAMMAR_SIZES: Final[Mapping[str, int]] = {"train": 16_000, "val": 500, "test": 1_000}  #: Pairs.
 SHORTEST: Final = 4  # words and punctuation marks of a sentence, in either language
 LONGEST: Final = 20
 MARKS: Final = frozenset(".,?!:;")
