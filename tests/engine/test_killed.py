@@ -27,7 +27,7 @@ from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.engine.processes import process_group
 from annotated_transformer.data.corpora import load_corpus
 
-texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12)
+texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val", size=12)
 
 
 def options_of(stage):
