@@ -22,7 +22,7 @@ def test_ablation_leaves_a_record(
 ) -> None:
     assert "was trained on files" in fails(capsys, "ablation", trained)
     of_grammar(trained, tmp_path / "copy")
-    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a, size=4))
     averaged = tmp_path / "copy" / "averaged.safetensors"
     whole = averaged.read_bytes()
     averaged.unlink()
@@ -54,7 +54,7 @@ def test_capitals_do_not_count_for_a_system_that_writes_none(
     assert "case:lc" in told
     assert "case:mixed" not in told
     folder = of_grammar(tmp_path / "t", tmp_path / "copy")
-    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a, size=4))
     assert main(["evaluate", str(folder), "--beam", "1", "--quiet"]) == 0
     assert "case:lc" in capsys.readouterr().out
     system, test = load_system(folder), load_corpus("grammar", split="test", size=4)
@@ -69,7 +69,7 @@ def test_ablation_takes_the_penalty_of_the_validation_text(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = of_grammar(trained, tmp_path / "copy")
-    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(3))
+    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a, size=3))
     test = load_corpus("grammar", split="test", size=3)
     seen: list[tuple[str, float]] = []
 
