@@ -105,12 +105,13 @@ def serve(number: int) -> None:
 
     from annotated_transformer.cli import parsing, systems, train
     from annotated_transformer.data import corpora
+    from annotated_transformer.data.grammar import grammar_pairs
     from annotated_transformer.engine.config import UsageError
     from tests.cli import faults  # noqa: F401
 
     # Each child would read the commands' source anew, and write the same sentences.
     vars(_docstrings)["get_field_docstring"] = cache(_docstrings.get_field_docstring)
-    vars(corpora)["grammar_pairs"] = cache(corpora.grammar_pairs)
+    vars(corpora)["grammar_pairs"] = cache(grammar_pairs)
     for split, size in (("val", None), ("train", 9), ("train", 50)):
         corpora.load_corpus("grammar", split=split, size=size)
     for kind in parsing.KINDS:  # what reads the words is loaded by the first command
