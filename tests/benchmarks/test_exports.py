@@ -1,15 +1,21 @@
 """The benchmark of exports measures what the chapter measures, on whatever system and text."""
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import exports
+if TYPE_CHECKING:  # it loads the libraries of all targets, which only these tests need
+    from benchmarks import exports
 
 
 def test_the_record_holds_every_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import exports
+
     monkeypatch.setattr(exports, "ROUNDS", 1)
     path = tmp_path / "record.json"
     words = ["exports", "--corpus", "grammar", "--split", "test", "--sentences", "6"]
@@ -29,6 +35,8 @@ def test_the_record_holds_every_target(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_each_takes_turns_and_the_best_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import exports
+
     clock = iter([0, 5, 5, 6, 10, 12, 20, 29, 30, 33, 40, 48])
     monkeypatch.setattr("benchmarks.exports.time.perf_counter", lambda: next(clock))
     seen: list[tuple[str, int]] = []

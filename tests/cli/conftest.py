@@ -16,7 +16,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     words = []
     for flag, text in (
         ("--train-files", load_corpus("grammar", size=60)),
-        ("--valid-files", load_corpus("grammar", split="val").head(5)),
+        ("--valid-files", load_corpus("grammar", split="val", size=5)),
     ):
         name = flag.removeprefix("--")
         words += [flag, write(folder / f"{name}.de", text.source)]

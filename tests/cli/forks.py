@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -96,13 +97,23 @@ class Forks:
 def serve(number: int) -> None:
     """Load everything, then run jobs until the socket is closed."""
     import matplotlib.figure  # noqa: F401
+    import numpy.ctypeslib  # noqa: F401
+    import sacrebleu.tokenizers.tokenizer_13a  # noqa: F401
     import torch
     import torch._dynamo  # the first optimizer loads it
+    from tyro import _docstrings
 
     from annotated_transformer.cli import parsing, systems, train
+    from annotated_transformer.data import corpora
+    from annotated_transformer.data.grammar import grammar_pairs
     from annotated_transformer.engine.config import UsageError
     from tests.cli import faults  # noqa: F401
 
+    # Each child would read the commands' source anew, and write the same sentences.
+    vars(_docstrings)["get_field_docstring"] = cache(_docstrings.get_field_docstring)
+    vars(corpora)["grammar_pairs"] = cache(grammar_pairs)
+    for split, size in (("val", None), ("train", 9), ("train", 50)):
+        corpora.load_corpus("grammar", split=split, size=size)
     for kind in parsing.KINDS:  # what reads the words is loaded by the first command
         import_module(f"annotated_transformer.cli.{kind}")
         with contextlib.suppress(UsageError):

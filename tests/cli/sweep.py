@@ -131,7 +131,7 @@ def build(forks: Forks, root: Path) -> str:
     root.chmod(0o755)
     text = root / "text"
     text.mkdir()
-    train, valid = load_corpus("grammar", size=8), load_corpus("grammar", split="val").head(8)
+    train, valid = load_corpus("grammar", size=8), load_corpus("grammar", split="val", size=8)
     odd = ["Der Hund schläft .", "Übung macht den Meister .", *valid.target[2:]]
     for name, lines in (
         ("train.de", train.source),

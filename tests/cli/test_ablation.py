@@ -22,7 +22,7 @@ def test_ablation_leaves_a_record(
 ) -> None:
     assert "was trained on files" in fails(capsys, "ablation", trained)
     of_grammar(trained, tmp_path / "copy")
-    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a, size=4))
     averaged = tmp_path / "copy" / "averaged.safetensors"
     whole = averaged.read_bytes()
     averaged.unlink()
@@ -42,7 +42,7 @@ def test_ablation_leaves_a_record(
     assert all(step["scores"]["sentences"] == 4 for step in steps)
     assert all(set(step) >= {"p", "gain", "interval", "sha256"} for step in steps[1:])
     text = (tmp_path / "copy" / "ablation.json").read_text(encoding="utf-8")
-    assert not any(line in text for line in load_corpus("grammar", split="test").head(4).target)
+    assert not any(line in text for line in load_corpus("grammar", split="test", size=4).target)
 
 
 def test_capitals_do_not_count_for_a_system_that_writes_none(
@@ -54,10 +54,10 @@ def test_capitals_do_not_count_for_a_system_that_writes_none(
     assert "case:lc" in told
     assert "case:mixed" not in told
     folder = of_grammar(tmp_path / "t", tmp_path / "copy")
-    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(4))
+    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a, size=4))
     assert main(["evaluate", str(folder), "--beam", "1", "--quiet"]) == 0
     assert "case:lc" in capsys.readouterr().out
-    system, test = load_system(folder), load_corpus("grammar", split="test").head(4)
+    system, test = load_system(folder), load_corpus("grammar", split="test", size=4)
     step, found = ablation.measure(system, test, 1, 0.0, test.target)
     bleu = sacrebleu.BLEU(lowercase=True).corpus_score(found, [list(test.target)]).score
     assert step["scores"]["bleu"] == round(bleu, 2)
@@ -69,8 +69,8 @@ def test_ablation_takes_the_penalty_of_the_validation_text(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = of_grammar(trained, tmp_path / "copy")
-    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a).head(3))
-    test = load_corpus("grammar", split="test").head(3)
+    monkeypatch.setattr(systems, "load_corpus", lambda *a, **_: load_corpus(*a, size=3))
+    test = load_corpus("grammar", split="test", size=3)
     seen: list[tuple[str, float]] = []
 
     def best_at_one(system: System, text: ParallelText, alpha: float, **_: object) -> float:

@@ -90,7 +90,7 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
 
 
 def test_a_prepared_test_split_is_scored(texts: list[str], tmp_path: Path, capsys: Capture) -> None:
-    text = load_corpus("grammar", split="test").head(3)
+    text = load_corpus("grammar", split="test", size=3)
     test = [write(tmp_path / "t.de", text.source), write(tmp_path / "t.en", text.target)]
     out, model = str(tmp_path / "p"), str(tmp_path / "m")
     words = ["prepare", out, *texts, "--test-files", *test, "--vocabulary", "300", "--quiet"]

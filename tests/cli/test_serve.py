@@ -22,7 +22,7 @@ from annotated_transformer.serving.server import address, listen
 from tests.cli.command import Capture, fails
 from tests.serving.servers import ask, started, until
 
-LINES = load_corpus("grammar", split="val").head(12).source
+LINES = load_corpus("grammar", split="val", size=12).source
 PROGRAM = [sys.executable, "-m", "annotated_transformer"]
 
 

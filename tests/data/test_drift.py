@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,10 @@ from annotated_transformer.data.text import read_lines
 DATA = os.environ.get(DATA_VARIABLE)
 
 
-def grammar_lengths(count: int) -> np.ndarray:
-    pairs = grammar_pairs("train", count)
+@cache
+def grammar_lengths() -> np.ndarray:
+    pairs = grammar_pairs("train", 3000)
     return np.array([[len(pair.text("de")), len(pair.text("en"))] for pair in pairs])
-
-
-LENGTHS = grammar_lengths(3000)
 
 
 def check_in_blocks(lengths: np.ndarray, size: int) -> tuple[int, int] | None:
@@ -44,9 +43,11 @@ def check_in_blocks(lengths: np.ndarray, size: int) -> tuple[int, int] | None:
 
 
 def test_whole_texts_and_blocks_of_them_are_judged_alike() -> None:
-    assert find_shift(LENGTHS) is None
-    assert find_shift(LENGTHS[:10]) is None
-    slipped = np.stack([LENGTHS[:-1, 0], np.delete(LENGTHS[:, 1], 1999)], axis=1)
+    assert find_shift(grammar_lengths()) is None
+    assert find_shift(grammar_lengths()[:10]) is None
+    slipped = np.stack(
+        [grammar_lengths()[:-1, 0], np.delete(grammar_lengths()[:, 1], 1999)], axis=1
+    )
     found = find_shift(slipped)
     assert found is not None
     assert abs(found[0] - 2000) <= 12
@@ -56,13 +57,15 @@ def test_whole_texts_and_blocks_of_them_are_judged_alike() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 300, 5000])
 def test_sides_that_fit_raise_no_alarm(size: int) -> None:
-    assert check_in_blocks(LENGTHS[:1000] if size < 10 else LENGTHS, size) is None
+    assert (
+        check_in_blocks(grammar_lengths()[:1000] if size < 10 else grammar_lengths(), size) is None
+    )
 
 
 @settings(max_examples=40)
 @given(st.integers(1, 2500), st.sampled_from([0, 1]), st.integers(1, 5), st.integers(400, 5000))
 def test_a_lost_line_is_found_where_it_was(line: int, side: int, lost: int, size: int) -> None:
-    sides = [LENGTHS[:, 0], LENGTHS[:, 1]]
+    sides = [grammar_lengths()[:, 0], grammar_lengths()[:, 1]]
     sides[side] = np.delete(sides[side], range(line - 1, line - 1 + lost))
     count = min(map(len, sides))
     found = check_in_blocks(np.stack([s[:count] for s in sides], axis=1), size)
@@ -72,14 +75,14 @@ def test_a_lost_line_is_found_where_it_was(line: int, side: int, lost: int, size
 
 
 def test_a_drift_that_ends_is_found_where_it_began() -> None:
-    sides = [np.delete(LENGTHS[:, 0], 999), np.delete(LENGTHS[:, 1], 1149)]
+    sides = [np.delete(grammar_lengths()[:, 0], 999), np.delete(grammar_lengths()[:, 1], 1149)]
     found = check_in_blocks(np.stack(sides, axis=1), 5000)
     assert found is not None
     assert abs(found[0] - 1000) <= 12
 
 
 def test_lines_between_two_blocks_count() -> None:
-    sides = [LENGTHS[:-1, 0], np.delete(LENGTHS[:, 1], 499)]
+    sides = [grammar_lengths()[:-1, 0], np.delete(grammar_lengths()[:, 1], 499)]
     for size in (4, 510, 600):  # noticed in the block that comes after it, at the right place
         found = check_in_blocks(np.stack(sides, axis=1), size)
         assert found is not None
@@ -88,7 +91,7 @@ def test_lines_between_two_blocks_count() -> None:
 
 def test_noise_is_no_drift() -> None:
     rng = np.random.default_rng(0)
-    noisy = LENGTHS.copy()
+    noisy = grammar_lengths().copy()
     wrong = rng.random(len(noisy)) < 0.15  # pairs that are no translations
     noisy[wrong, 1] = rng.permutation(noisy[wrong, 1])
     assert check_in_blocks(noisy, 1000) is None

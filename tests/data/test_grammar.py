@@ -360,17 +360,19 @@ DIGESTS = {
     "val": "e5a44fa443a81933",
     "test": "edb16e10915e9af9",
 }
+TREES = {"train": "c155a3a48d3a301d", "val": "c1a34c20ba5d4859", "test": "8b364f75dd578bc7"}
 
 
 @pytest.mark.parametrize("split", GRAMMAR_SIZES)
 def test_the_corpus_never_changes(split: str) -> None:
-    digest = hashlib.sha256()
+    digest, trees = hashlib.sha256(), hashlib.sha256()
     for pair in grammar_pairs(split):
+        trees.update(pair.tree.encode())
         references = [(one.english, one.german) for one in pair.coreferences]
         digest.update(
             repr((pair.english, pair.german, sorted(pair.alignment), references)).encode()
         )
-    assert digest.hexdigest()[:16] == DIGESTS[split]
+    assert (digest.hexdigest()[:16], trees.hexdigest()[:16]) == (DIGESTS[split], TREES[split])
 
 
 def test_sizes_and_lengths() -> None:

@@ -7,7 +7,7 @@ from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
 from annotated_transformer.engine.config import Options
 
-TEXTS = (load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12))
+TEXTS = (load_corpus("grammar", size=60), load_corpus("grammar", split="val", size=12))
 OPTIONS = Options().replace(
     layers=1, vocabulary=300, updates=8, warmup=4, max_tokens=256, dropout=0.2, max_len=128
 )

@@ -1,9 +1,6 @@
 """Trainings that are killed at moments drawn by rng end with the bits of one that was not."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,20 +11,20 @@ import torch
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
 from annotated_transformer.engine.journal import read_journal
+from tests.processes import together
 
 PROGRAM = '''
 """Train in forked processes, which are killed. Forked, so that torch is imported only once."""
 import contextlib, json, os, random, shutil, signal, socket, sys, time, traceback
 from pathlib import Path
 import torch
-import torch._dynamo  # which the first optimizer would load in each process
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.engine.processes import process_group
 from annotated_transformer.data.corpora import load_corpus
 
-texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val").head(12)
+texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val", size=12)
 
 
 def options_of(stage):
@@ -60,7 +57,8 @@ def start(stage):
                 os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank),
                                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             else:
-                os.environ.pop("RANK", None)
+                for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+                    os.environ.pop(name, None)
             if not kills or os.environ.get("LOUD"):
                 train(stage)
             else:
@@ -123,10 +121,8 @@ def kill(stage):
 
 
 for stage in json.loads(sys.argv[1]):
-    if stage["sharded"]:
-        import torch.distributed.fsdp  # once for all children
     if stage["kills"]:
-        print(*kill(stage))
+        Path(sys.argv[0]).with_suffix(".json").write_text(json.dumps(kill(stage)))
     assert [ended(pid) for pid in start(stage)] == [0] * stage["size"]
 '''
 
@@ -152,13 +148,10 @@ def run(folder: Path, *stages: dict[str, Any]) -> list[int]:
     """Run the program; return kills, cut files, and at how many updates they came."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    words = [sys.executable, str(program), json.dumps(stages)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, env=environment, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [int(word) for word in done.stdout.split()]
+    together(1, program, json.dumps(stages))  # one, which starts the others
+    told = program.with_suffix(".json")
+    found: list[int] = json.loads(told.read_text(encoding="utf-8")) if told.exists() else []
+    return found
 
 
 def log_of(folder: Path) -> list[dict[str, float]]:

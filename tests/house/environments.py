@@ -36,7 +36,8 @@ def closure(wanted: Iterable[str]) -> dict[str, Distribution]:
 def files(package: Distribution) -> list[str]:
     """Return the files of a package that lie where it is imported from."""
     assert package.files is not None, f"{package.name} has no list of its files"
-    return [str(p) for p in package.files if p.parts[0] != ".." and p.suffix != ".pyc"]
+    names = map(str, package.files)
+    return [n for n in names if not n.startswith("../") and not n.endswith(".pyc")]
 
 
 def make(folder: Path, packages: Iterable[Distribution]) -> Path:
@@ -46,7 +47,7 @@ def make(folder: Path, packages: Iterable[Distribution]) -> Path:
     shipped = folder / "shipped"
     shipped.mkdir()
     for package in packages:
-        for name in {Path(file).parts[0] for file in files(package)}:
+        for name in {file.split("/")[0] for file in files(package)}:
             if not (shipped / name).exists():
                 (shipped / name).symlink_to(Path(str(package.locate_file(name))).resolve())
     (site,) = folder.glob("lib/python*/site-packages")
@@ -75,6 +76,7 @@ def offline(wheels: Path) -> dict[str, str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
     pip = {"CONFIG_FILE": os.devnull, "NO_INDEX": "1", "FIND_LINKS": str(wheels)}
     pip |= {"NO_COMPILE": "1", "NO_CACHE_DIR": "1", "DISABLE_PIP_VERSION_CHECK": "1"}
+    pip |= {"NO_WARN_CONFLICTS": "1"}  # that only warns, and reads the metadata of all packages
     return own | {f"PIP_{name}": value for name, value in pip.items()}
 
 

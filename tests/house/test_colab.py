@@ -17,8 +17,12 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-SHIPPED = ("torch", "numpy", "matplotlib", "pandas", "spacy", "ipykernel", "pip")  # as on Colab
-NOTEBOOK = "book/model/feed_forward.ipynb"
+# As on Colab, which has more.
+SHIPPED = (
+    "torch", "numpy", "matplotlib", "pandas", "spacy", "ipykernel", "pip",
+    "altair", "lxml", "requests", "seaborn", "sentencepiece", "tokenizers",
+)  # fmt: skip
+NOTEBOOK = "book/training/loop.ipynb"
 ADDRESS = "https://github.com/someone/book"
 GIT = ("git", "-c", "user.name=A", "-c", "user.email=a@example.org")
 
@@ -73,7 +77,8 @@ def test_notebook_installs_what_it_needs_and_runs(
     assert export.main(["--publish", str(tmp_path / "pages")]) == 0
     notebook = nbformat.read(tmp_path / "pages" / NOTEBOOK, as_version=4)
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    first.source += "\nimport annotated_transformer.model.feed_forward"
+    first.source += "\nfrom importlib.util import find_spec"
+    first.source += "\nassert find_spec('annotated_transformer.training.loop')"
     notebook.cells = [first]
     key = f"url.{clone.as_uri()}.insteadOf"
     git = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": key, "GIT_CONFIG_VALUE_0": ADDRESS}

@@ -38,7 +38,7 @@ def embedded() -> System:
 @cache
 def sentences() -> ParallelText:
     """Return 500 sentence pairs."""
-    return load_corpus("grammar", split="test").head(500)
+    return load_corpus("grammar", split="test", size=500)
 
 
 @cache

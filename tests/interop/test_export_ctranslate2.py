@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import ctranslate2
 import pytest
@@ -9,7 +10,6 @@ import sacrebleu
 import torch
 from tokenizers import Tokenizer
 
-from annotated_transformer.engine.system import System
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.interop.ctranslate2 import Precision, export_ctranslate2
 from annotated_transformer.interop.folders import token_strings
@@ -60,15 +60,16 @@ def test_500_sentences_are_translated_as_by_us(
 
 
 @pytest.mark.parametrize(
-    "system",
+    "sizes",
     [
-        ours.small(norm="post", tie="target"),
-        ours.small(norm="pre"),
-        ours.small(norm="pre", positions="learned", tie="none"),
+        {"norm": "post", "tie": "target"},
+        {"norm": "pre"},
+        {"norm": "pre", "positions": "learned", "tie": "none"},
     ],
     ids=["post", "pre", "learned"],
 )
-def test_random_models_give_our_log_probabilities(system: System, tmp_path: Path) -> None:
+def test_random_models_give_our_log_probabilities(sizes: dict[str, Any], tmp_path: Path) -> None:
+    system = ours.small(**sizes)
     export_ctranslate2(system, tmp_path / "out")
     lines, source, target = ours.small_texts(system)
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))

@@ -1,13 +1,13 @@
 """onnxruntime runs both graphs, and gives what we give."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from annotated_transformer.engine.system import System
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.interop.onnx import OnnxTranslator, export_onnx
 from annotated_transformer.training.batches import make_batch
@@ -43,14 +43,15 @@ def forced(translator: OnnxTranslator, source: np.ndarray, tokens: np.ndarray) -
 
 
 @pytest.mark.parametrize(
-    "system",
+    "sizes",
     [
-        ours.small(N=1, norm="post", tie="none"),
-        ours.small(N=1, norm="pre", positions="learned", d_k=5, d_v=3, tie="target"),
+        {"norm": "post", "tie": "none"},
+        {"norm": "pre", "positions": "learned", "d_k": 5, "d_v": 3, "tie": "target"},
     ],
     ids=["post", "pre, learned, other heads"],
 )
-def test_random_models_give_our_logits(system: System, tmp_path: Path) -> None:
+def test_random_models_give_our_logits(sizes: dict[str, Any], tmp_path: Path) -> None:
+    system = ours.small(N=1, **sizes)
     export_onnx(system, tmp_path / "out")
     translator = OnnxTranslator(tmp_path / "out", threads=1)
     _, source, target = ours.small_texts(system)

@@ -28,21 +28,26 @@ from tests.interop import small as ours
 WORDS = WordTokenizer("de", [("a", False), ("a", True), (".", True)])
 
 
-def changed(**parts: Any) -> System:
-    """Return a small system with other parts."""
-    return dataclasses.replace(ours.small(), **parts)
+def of_size(**sizes: Any) -> Callable[[], System]:
+    """Return what makes a small system of other sizes."""
+    return lambda: ours.small(**sizes)
+
+
+def changed(**parts: Any) -> Callable[[], System]:
+    """Return what makes a small system with other parts."""
+    return lambda: dataclasses.replace(ours.small(), **parts)
 
 
 @pytest.mark.parametrize(
-    ("export", "system", "words"),
+    ("export", "make", "words"),
     [
-        (export_ctranslate2, ours.small(d_k=4), "d_k=4"),
-        (export_ctranslate2, ours.small(d_v=4), "d_v=4"),
-        (export_ctranslate2, ours.small(h=3, d_k=8, d_v=8), "d_k=8"),
-        (export_huggingface, ours.small(d_k=4), "d_k=4"),
-        (export_huggingface, ours.small(d_v=4, norm="pre"), "d_v=4"),
-        (export_huggingface, ours.small(positions="learned"), "learned positions"),
-        (export_huggingface, ours.small(norm="pre", tie="target"), "tie=target"),
+        (export_ctranslate2, of_size(d_k=4), "d_k=4"),
+        (export_ctranslate2, of_size(d_v=4), "d_v=4"),
+        (export_ctranslate2, of_size(h=3, d_k=8, d_v=8), "d_k=8"),
+        (export_huggingface, of_size(d_k=4), "d_k=4"),
+        (export_huggingface, of_size(d_v=4, norm="pre"), "d_v=4"),
+        (export_huggingface, of_size(positions="learned"), "learned positions"),
+        (export_huggingface, of_size(norm="pre", tie="target"), "tie=target"),
         (export_huggingface, changed(tokenizers=(WORDS, WORDS)), "splits words"),
         (export_ctranslate2, changed(config=RecurrentConfig()), "RecurrentConfig"),
         (export_huggingface, changed(config=RecurrentConfig()), "--architecture transformer"),
@@ -50,8 +55,9 @@ def changed(**parts: Any) -> System:
     ],
 )
 def test_what_a_target_cannot_express_is_refused(
-    export: Callable[[System, Path], None], system: System, words: str, tmp_path: Path
+    export: Callable[[System, Path], None], make: Callable[[], System], words: str, tmp_path: Path
 ) -> None:
+    system = make()
     with pytest.raises(ExportError, match=words) as found:
         export(system, tmp_path / "out")
     assert ": " in str(found.value)

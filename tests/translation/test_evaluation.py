@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,17 @@ from annotated_transformer.translation.evaluation import (
     split_compounds,
 )
 
-REFERENCES = [pair.text("en") for pair in grammar_pairs("test")][:200]
+
+@cache
+def references() -> list[str]:
+    """Return 200 English sentences."""
+    return [pair.text("en") for pair in grammar_pairs("test", 200)]
 
 
 def spoiled(seed: int, errors: float) -> list[str]:
     """Drop words from the references."""
     chance = random.Random(seed)
-    return [" ".join(w for w in r.split() if chance.random() > errors) for r in REFERENCES]
+    return [" ".join(w for w in r.split() if chance.random() > errors) for r in references()]
 
 
 SENTENCES = st.lists(st.sampled_from("abc"), max_size=8).map(" ".join)
@@ -58,19 +63,19 @@ def test_counts_are_clipped_and_arrays_have_any_shape() -> None:
 
 def test_each_protocol_does_what_its_name_says() -> None:
     output = spoiled(0, 0.05)
-    before = protocols(output, REFERENCES, "en")
-    capitals = protocols([line.upper() for line in output], REFERENCES, "en")
+    before = protocols(output, references(), "en")
+    capitals = protocols([line.upper() for line in output], references(), "en")
     for name in ("lower-case", "tokenised lower-case"):
         assert capitals[name]["bleu"] == before[name]["bleu"]
     for name in ("sacreBLEU", "tokenised, compounds split"):
         assert capitals[name]["bleu"] < before[name]["bleu"] / 2
-    assert before["sacreBLEU"]["bleu"] == score(output, REFERENCES)["bleu"]
+    assert before["sacreBLEU"]["bleu"] == score(output, references())["bleu"]
     assert "tok:13a" in before["sacreBLEU"]["signature"]
     assert "tok:none" in before["tokenised lower-case"]["signature"]
     cut = MosesTokenizer("en")
     sides = [
         [cut.tokenize(line, escape=True, return_str=True).lower() for line in side]
-        for side in (output, REFERENCES)
+        for side in (output, references())
     ]
     found = BLEU(tokenize="none", force=True).corpus_score(sides[0], [sides[1]]).score
     assert before["tokenised lower-case"]["bleu"] == pytest.approx(found, abs=0.005)
@@ -142,10 +147,10 @@ def test_the_bootstrap_is_that_of_sacrebleu(
     monkeypatch.setenv("SACREBLEU_SEED", "12345")
     named: list[tuple[str, Sequence[str]]] = [("first", first), ("second", second)]
     _, results = PairedTest(
-        named, {"BLEU": BLEU(references=[REFERENCES])}, references=None, test_type="bs",
+        named, {"BLEU": BLEU(references=[references()])}, references=None, test_type="bs",
         n_samples=200,
     )()  # fmt: skip
-    ours = paired_bootstrap(first, second, REFERENCES, samples=200)
+    ours = paired_bootstrap(first, second, references(), samples=200)
     theirs = [result for result in results["BLEU"] if isinstance(result, Result)]
     assert [ours.first, ours.second] == pytest.approx([result.score for result in theirs])
     assert ours.p == pytest.approx(theirs[1].p_value)
@@ -153,23 +158,23 @@ def test_the_bootstrap_is_that_of_sacrebleu(
 
 
 def test_the_bootstrap_may_do_without_capitals() -> None:
-    sides = spoiled(0, 0.05), spoiled(1, 0.2), REFERENCES
+    sides = spoiled(0, 0.05), spoiled(1, 0.2), references()
     lower = ([line.lower() for line in side] for side in sides)
-    upper = (sides[0], [line.upper() for line in sides[1]], REFERENCES)
+    upper = (sides[0], [line.upper() for line in sides[1]], references())
     expected = paired_bootstrap(*lower, samples=20)
     assert paired_bootstrap(*upper, samples=20, lowercase=True) == expected
     assert paired_bootstrap(*upper, samples=20) != expected
 
 
 def test_equal_outputs_are_no_evidence() -> None:
-    same = paired_bootstrap(spoiled(0, 0.1), spoiled(0, 0.1), REFERENCES, samples=20)
+    same = paired_bootstrap(spoiled(0, 0.1), spoiled(0, 0.1), references(), samples=20)
     assert (same.low, same.high, same.p) == (0, 0, 1)
 
 
 def test_the_interval_turns_with_the_order() -> None:
     first, second = spoiled(0, 0.05), spoiled(1, 0.2)
     one, other = (
-        paired_bootstrap(a, b, REFERENCES, samples=100)
+        paired_bootstrap(a, b, references(), samples=100)
         for a, b in ((first, second), (second, first))
     )
     assert (one.low, one.high) == pytest.approx((-other.high, -other.low))

@@ -21,6 +21,7 @@ GRAMMAR_SIZES: Final[Mapping[str, int]] = {"train": 16_000, "val": 500, "test": 
 SHORTEST: Final = 4  # words and punctuation marks of a sentence, in either language
 LONGEST: Final = 20
 MARKS: Final = frozenset(".,?!:;")
+QUALITIES: Final = frozenset(row["english"] for row in ADJECTIVES)
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,18 @@ def make_pair(sentence: Sentence, mark_link: int) -> Pair:
 
 def split_of(pair: Pair) -> str:
     """Return the split of a sentence, which does not depend on the seed."""
-    digest = hashlib.sha256(" ".join(pair.english).encode()).digest()
-    return "test" if digest[0] < 26 else "val" if digest[0] < 52 else "train"
+    return _split(pair.english)
 
 
-def _acceptable(pair: Pair, adjectives: frozenset[str]) -> bool:
+def _split(english: Iterable[str]) -> str:
+    """Return the split of an English sentence."""
+    first = hashlib.sha256(" ".join(english).encode()).digest()[0]
+    return "test" if first < 26 else "val" if first < 52 else "train"
+
+
+def _acceptable(pair: Pair) -> bool:
     """Whether a pair has an allowed length and no repeated adjective."""
-    used = [word for word in pair.english if word in adjectives]
+    used = [word for word in pair.english if word in QUALITIES]
     lengths = len(pair.english), len(pair.german)
     return SHORTEST <= min(lengths) <= max(lengths) <= LONGEST and len(used) == len(set(used))
 
@@ -154,11 +160,12 @@ def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) 
     wanted = GRAMMAR_SIZES[split] if size is None else size
     if wanted < 0:
         raise ValueError(f"grammar: the size must be at least 0, not {wanted}")
-    writer = Writer(random.Random(f"{split} {seed}"))
-    adjectives = frozenset(row["english"] for row in ADJECTIVES)
+    rng = random.Random(f"{split} {seed}")
     pairs: dict[tuple[str, ...], Pair] = {}
     while len(pairs) < wanted:
-        pair = make_pair(write_sentence(writer), next(writer.links))
-        if _acceptable(pair, adjectives) and split_of(pair) == split:
-            pairs.setdefault(pair.english, pair)
+        sentence = write_sentence(writer := Writer(rng))  # small links: `linked` knows them
+        if _split(word.text for word in _finish(sentence[0], (Word(sentence[2]),))) == split:
+            pair = make_pair(sentence, next(writer.links))
+            if _acceptable(pair):
+                pairs.setdefault(pair.english, pair)
     return list(pairs.values())

@@ -108,11 +108,8 @@ def _joined(first: Clause, commas: Both, link: Both, second: Clause, order: Orde
         both = within(english[0], constituent("SBAR", link[0] + english[1]), depth=2)  # S and VP
     else:
         both = english[0] + commas[0] + link[0] + english[1]
-    return (
-        both,
-        german_order(first, "second") + commas[1] + link[1] + german_order(second, order),
-        ".",
-    )
+    german = german_order(first, "second") + commas[1] + link[1] + german_order(second, order)
+    return both, german, "."
 
 
 def statement(writer: Writer) -> Sentence:
@@ -157,11 +154,8 @@ def question(writer: Writer) -> Sentence:
     asked = which if QUESTIONS[which] else ""
     english, german = writer.aligned(asked, QUESTIONS[which], tag, label)
     words = english + english_order(clause, question=True)
-    return (
-        constituent("SBARQ", words) if english else words,
-        german + german_order(clause, "first"),
-        "?",
-    )
+    words = constituent("SBARQ", words) if english else words
+    return words, german + german_order(clause, "first"), "?"
 
 
 def report(writer: Writer) -> Sentence:
@@ -216,12 +210,9 @@ def condition(writer: Writer) -> Sentence:
         first = write_clause(writer, subject, choose_verb(writer, "none"), tense="present")
         then = action_clause(writer, write_person(writer), adverb=False, tense=tense)
     commas = writer.aligned(",", ",", ",")
-    sooner = constituent("SBAR", english + english_order(first))
-    return (
-        constituent("S", sooner + commas[0] + stripped(english_order(then))),
-        german + german_order(first, "last") + commas[1] + german_order(then, "first"),
-        ".",
-    )
+    sooner = constituent("SBAR", english + english_order(first)) + commas[0]
+    german += german_order(first, "last") + commas[1] + german_order(then, "first")
+    return constituent("S", sooner + stripped(english_order(then))), german, "."
 
 
 def contrast(writer: Writer) -> Sentence:
