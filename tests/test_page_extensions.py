@@ -104,8 +104,8 @@ def test_other_images_stay(tmp_path: Path, name: str) -> None:
     assert put(tmp_path, body) == body
 
 
-def test_words_of_code_stay_whole_in_tables_alone() -> None:
+def test_words_of_code_stay_whole_in_tables_and_options_everywhere() -> None:
     context = {"body": LITERAL + TABLE + LITERAL + TABLE, "script_files": []}
     extension("offline").page_scripts(None, "a", "page.html", context, None)
-    plain = LITERAL.replace('<span class="pre">', "").replace("</span>", "")
+    plain = '<code>train <span class="pre">--pair</span></code>'
     assert context["body"] == plain + TABLE + plain + TABLE
