@@ -13,7 +13,6 @@ directive ``{scoreboard}`` becomes a summary and one table for each section.
 
 import json
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -247,10 +246,9 @@ def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             folded.insert(0, line)
 
 
-def link_text(claim: Claim, most: int = 90) -> str:
-    """Return what a link to a claim reads: its id, and what it says in about a line."""
-    plain = "".join(node.astext() for node in inline(claim.claim))
-    return textwrap.shorten(f"Claim {claim.id}: {plain}", most, placeholder=" …")
+def link_text(claim: Claim) -> str:
+    """Return what a link to a claim reads: its id, and what it says."""
+    return f"Claim {claim.id}: " + "".join(node.astext() for node in inline(claim.claim))
 
 
 def render(app: Sphinx, docname: str) -> Iterator[nodes.Node]:
