@@ -71,6 +71,12 @@ def test_without_a_comment_the_claim_is_the_label(cells: Any) -> None:
     assert label.startswith("Checked: " + claim.claim[:20].replace("`", "").replace("*", "")[:10])
     assert len(label) <= cells.LONGEST + len("Checked: ")
     assert cells.label("assert True", []) == "Checked"
+    assert cells.label("print(x)", [f"claim-{name}"]).startswith("Checked: ")
+
+
+def test_what_checks_nothing_is_not_called_a_check(cells: Any) -> None:
+    assert cells.label("# Two ways to run it\nx = 1", ["checked"]) == "Details: Two ways to run it"
+    assert cells.label("x = 1", ["checked"]) == "Details"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ def test_no_label_of_the_book_ends_in_the_middle_of_a_sentence(cells: Any) -> No
                 source, seen = cell[options.end() :], seen + 1
                 first, second = source.split("\n")[:2]
                 label = cells.label(source, options[1].split(", "))
-                assert label != "Checked", f"{path.name}: {first}"
+                assert ": " in label, f"{path.name}: {first}"
                 assert not label.endswith("…"), f"{path.name}: {label}"
                 whole = first.endswith((".", "?")) or not second.startswith("#")
                 assert whole, f"{path.name}: {label}"

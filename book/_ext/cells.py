@@ -1,10 +1,11 @@
 """How a chapter's cells look on the page: folded proofs, quiet labels, short docstrings.
 
 A cell with the tag ``checked`` is folded under the label "Checked: ...", which says what it
-checks: the first comment of the cell, or else the claim that it settles. The bar of any other
-folded cell says what is in it: "Show code: judge, figure". Comments for our tools
-(``noqa``, ``type: ignore``, ``fmt: skip``) are left out, and of a docstring the page shows what
-comes before its first section (``Args:``, ``Returns:``); the rest unfolds. The source keeps all.
+checks: the first comment of the cell, or else the claim that it settles. What only prepares the
+next checks is "Details: ...". The bar of any other folded cell says what is in it: "Show code:
+judge, figure". Comments for our tools (``noqa``, ``type: ignore``, ``fmt: skip``) are left out, and
+of a docstring the page shows what comes before its first section (``Args:``, ``Returns:``); the
+rest unfolds. The source keeps all.
 """
 
 import re
@@ -53,10 +54,14 @@ def shortened(text: str) -> str:
 
 
 def label(source: str, tags: list[str]) -> str:
-    """Return the line under which a checked cell is folded."""
+    """Return the line under which a checked cell is folded.
+
+    One that asserts nothing, and settles no claim, holds details or prepares the next.
+    """
+    kind = "Checked" if "assert" in source or any("claim-" in tag for tag in tags) else "Details"
     comment = LABEL.match(source)
     text = comment["text"] if comment else claim_of(tags).replace("`", "").replace("*", "")
-    return f"Checked: {shortened(text)}" if text else "Checked"
+    return f"{kind}: {shortened(text)}" if text else kind
 
 
 def contents(source: str) -> str:
