@@ -9,7 +9,7 @@ OWN = "self.self_attn(x, x, x, tgt_mask)"
 CROSS = "attend(x, memory, memory, src_mask)"
 THREE = "clones(SublayerConnection(size, dropout, norm=norm), 3 if src_attn else 2)"
 BROKEN = [
-    ("3.1a", "N: int = 6  # layers", "N: int = 5  # layers"),
+    ("3.1a", "N: int = 6  #: Layers", "N: int = 5  #: Layers"),
     ("3.4a", 'source.register_parameter("weight", shared)', "pass"),
     (
         "3.4a",
