@@ -121,7 +121,7 @@ class OptimOptions:
     clip: float | None = option(None, above=0)
     """Clip the gradient norm to this (no clipping by default)."""
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    """Precision of matrix products; tf32 and float16 need a GPU."""
+    """Precision of matrix products; tf32 needs a GPU, float16 is meant for one."""
     seed: int = option(0, least=0, most=2**63 - 1)
     """Random seed of initial weights, data order and dropout."""
     average: int = option(0, least=0)
