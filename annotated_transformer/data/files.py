@@ -35,6 +35,12 @@ def not_written(error: OSError, path: str | Path) -> FileError:
     return FileError(f"{path}: cannot be written: {reason}; {full}choose another folder")
 
 
+def not_read(error: OSError, path: str | Path, remedy: str) -> str:
+    """Return a message on a file that cannot be read; a missing right has its own remedy."""
+    remedy = "let this user read it" if isinstance(error, PermissionError) else remedy
+    return f"{path}: cannot be read: {error.strerror or error}; {remedy}"
+
+
 def parse_json(text: str | bytes, **hooks: Any) -> Any:
     """Parse JSON, as ``json.loads``; raise ValueError if it is invalid or nested too deeply."""
     try:

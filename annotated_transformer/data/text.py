@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
-from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.files import CorpusError, not_read
 
 MAX_LINE = 1 << 20  #: Bytes; a longer line is an error, to bound memory.
 MAX_SENTENCE = 10_000  # characters; longer ones would slow sub-word learning to minutes
@@ -75,9 +75,7 @@ def reading(name: str | Path) -> Iterator[None]:
         raise CorpusError(f"{name}: no such file; check the path") from None
     except (*DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise CorpusError(
-                f"{name}: cannot be read: {error.strerror or error}; give a text file"
-            ) from None
+            raise CorpusError(not_read(error, name, "give a text file")) from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorpusError(
             f"{name}: damaged or cut short ({reason}); download the whole file again"

@@ -16,7 +16,13 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from annotated_transformer.data.files import FileError, load_json, regular, write_atomically
+from annotated_transformer.data.files import (
+    FileError,
+    load_json,
+    not_read,
+    regular,
+    write_atomically,
+)
 from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.engine.config import check_sizes
 from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
@@ -42,8 +48,8 @@ def damaged(path: str | Path, reason: object) -> CheckpointError:
 
 def unreadable(path: str | Path, error: OSError) -> CheckpointError:
     """Return the error for a file that cannot be read."""
-    reason = f"cannot be read: {error.strerror or error}"
-    return CheckpointError(f"{path}: {reason}; copy the whole folder of the run, or train again")
+    remedy = "copy the whole folder of the run, or train again"
+    return CheckpointError(not_read(error, path, remedy))
 
 
 # --- tensors ---------------------------------------------------------------------------------

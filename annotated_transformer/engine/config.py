@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from annotated_transformer.data.files import parse_json, regular
+from annotated_transformer.data.files import not_read, parse_json, regular
 from annotated_transformer.engine.typed import from_dict, typed
 
 T = TypeVar("T")
@@ -349,8 +349,7 @@ def read_json(path: Path, place: str) -> dict[str, Any]:
         with regular(path).open("rb") as file:
             data = parse_json(file.read(1 << 20))  # a recipe is smaller
     except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}; give a name or another file"
-        raise UsageError(f"{place}: {reason}") from None
+        raise UsageError(not_read(error, place, "give a name or another file")) from None
     except ValueError as error:
         raise UsageError(f"{place}: is not JSON: {error}; see {RECIPES}") from None
     if not isinstance(data, dict):

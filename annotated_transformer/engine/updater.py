@@ -22,7 +22,7 @@ from annotated_transformer.engine.checkpoints import (
     run_tensors,
     save_tensors,
 )
-from annotated_transformer.engine.config import OptimOptions, Options
+from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.devices import peak_flops
 from annotated_transformer.engine.precision import DynamicLossScale, PreciseLoss, Precision
 from annotated_transformer.engine.records import processor
@@ -69,11 +69,6 @@ def all_peaks(precision: Precision, world: DistributedWorld) -> float | None:
     return None if one is None else one * world.size
 
 
-def rate_factor(width: int, options: OptimOptions) -> float:
-    """Return the factor on the learning rate that gives it the peak in the options."""
-    return 1.0 if options.peak is None else options.peak * (width * options.warmup) ** 0.5
-
-
 def take_products_of_main(world: DistributedWorld) -> None:
     """Use the main process's matmul precision, which it has chosen by measuring."""
     levels = ("highest", "high", "medium")
@@ -117,8 +112,9 @@ class Updater:
         loss = PreciseLoss(model, precision, compiler if run.compile else None)
         self.replica = shard(loss, loss.layers, world) if run.sharded else replicate(loss, world)
         self.optimizer = make_adam(model)
-        factor = rate_factor(system.config.width, optim)
-        self.schedule = noam_schedule(self.optimizer, system.config.width, factor, optim.warmup)
+        width = system.config.width
+        factor = 1.0 if optim.peak is None else optim.peak * (width * optim.warmup) ** 0.5
+        self.schedule = noam_schedule(self.optimizer, width, factor, optim.warmup)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # the first step may be skipped
         if precision.device.type == "cpu":
             take_products_of_main(world)

@@ -78,7 +78,7 @@ def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None =
     past = [x[:, :, :2] for x in memory]  # two positions: sizes of 0 and 1 would be taken as fixed
     batch, width, length = Dim("batch"), Dim("source_length"), Dim("length", max=config.max_len - 1)
     of_memory, of_past = ([{0: batch, 2: size}] * len(memory) for size in (width, length))
-    names = cache_names(config.N)
+    names = [f"{layer}.{kind}" for layer in range(config.N) for kind in ("keys", "values")]
     kept = [f"memory.{name}" for name in names]
     with whole_folder(out, to=TARGET, precision="float32") as folder:
         _write(encoder, (source,), folder / ENCODER, ["source"], kept, ({0: batch, 1: width},))
@@ -91,11 +91,6 @@ def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None =
         save_tokenizers(system, folder, ends=True)
         use = USE if has_sub_words(system) else USE_WORDS
         (folder / "README.md").write_text(card(system, record, use, LOST), encoding="utf-8")
-
-
-def cache_names(layers: int) -> list[str]:
-    """Return the names of a decoder's keys and values, layer by layer."""
-    return [f"{layer}.{kind}" for layer in range(layers) for kind in ("keys", "values")]
 
 
 def _write(

@@ -19,10 +19,20 @@ from annotated_transformer.data.files import (
     digest_of,
     load_json,
     locked,
+    not_read,
     regular,
     write_atomically,
 )
 from tests.pipes import pipe_at
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EIO])
+def test_remedy_for_a_file_that_this_user_may_not_read(number: int) -> None:
+    """The errors come from the system's number, as ``open`` raises them."""
+    message = not_read(OSError(number, os.strerror(number)), "run/config.json", "copy it again")
+    why = f"run/config.json: cannot be read: {os.strerror(number)}"
+    remedy = "copy it again" if number == errno.EIO else "let this user read it"
+    assert message == f"{why}; {remedy}"
 
 
 def parts(folder: Path) -> list[Path]:
