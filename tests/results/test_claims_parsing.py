@@ -123,3 +123,15 @@ def test_the_learning_curve_says_what_it_draws(
     ((figure, caption),) = shown
     assert "Transformer of width 128 with 1,600 trees (1 seed), 3,396 trees (2 seeds)" in caption
     assert figure.axes[0].get_title() == "Transformer of width 128"
+
+
+@pytest.mark.parametrize(
+    ("claim", "old", "new"),
+    [
+        ("6.3c", '"Luong": 93.0', '"Luong": 92.0'),  # then the text would be right
+        ("6.3d", "alone, more = 91.3, 92.7", "alone, more = 90.3, 92.7"),
+        ("6.3d", '"Vinyals, WSJ": 88.3', '"Vinyals, WSJ": 90.5'),
+    ],
+)
+def test_what_the_text_says_of_table_4_can_fail(claim: str, old: str, new: str) -> None:
+    claims.assert_claim_can_fail(CHAPTER, claim, old, new)

@@ -31,6 +31,20 @@ CHAPTER = "results/machine_translation"
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ('("27.3", "38.1"', '("26.3", "38.1"'),  # behind an ensemble
+        ('("28.4", "41.8"', '("28.3", "41.8"'),  # ahead by less than two points
+        ('("28.4", "41.8"', '("28.4", "40.5"'),  # behind a single model
+        ('"3.3e+18", "3.3e+18"', '"5.3e+18", "3.3e+18"'),  # not much cheaper
+        ('"2.0e+19", "1.2e+20"', '"2.0e+19", "8.0e+19"'),  # more than a quarter of the cost
+    ],
+)
+def test_claim_6_1f_can_fail(old: str, new: str) -> None:
+    assert_claim_can_fail(CHAPTER, "6.1f", old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
         ("days * 24 * 3600 * gpus", "days * 24 * 3600"),
         ('"P100": 9.5e12', '"P100": 9.3e12'),
         ("steps * training_flops(config", "2 * steps * training_flops(config"),
