@@ -174,37 +174,41 @@ def keep_one_of_each_kind(page: Page, selector: str = "body *:not(script, style,
               s.color, s.backgroundColor, s.opacity, s.fontSize, s.fontWeight].join("|"));
           }
           const first = new Map();
-          for (let left = true; left;) {  // until no box is left that held such elements alone
-            left = false;
-            for (const e of document.querySelectorAll(`:is(${selector}):not(:has(*))`)) {
-              if (!first.has(kinds.get(e))) first.set(kinds.get(e), e);
-              if (first.get(kinds.get(e)) === e || !e.textContent.trim()) continue;
-              e.replaceWith(e.textContent);
-              left = true;
-            }
+          const every = [...document.querySelectorAll(selector)].reverse();  // inner ones first
+          const { body } = document;
+          body.remove();  // a change is cheap where no style sheet sees it
+          for (const e of every) {
+            if (e.firstElementChild || !e.textContent) continue;
+            if (first.has(kinds.get(e))) e.replaceWith(e.textContent);
+            else first.set(kinds.get(e), e);
           }
+          body.normalize();
+          document.documentElement.append(body);
         }""",
         selector,
     )
 
 
-def found_by_axe(page: Page, contrast: bool) -> list[str]:
+COLOURS = ["color-contrast", "link-in-text-block"]  # axe's rules that compare colours
+
+
+def found_by_axe(page: Page, colours: bool) -> list[str]:
     """Return what axe finds against WCAG 2.1, levels A and AA: in colours, or in all else."""
     found: list[str] = page.evaluate(
-        """async (contrast) => {
+        """async ([colours, rules]) => {
           const { violations } = await axe.run(document, {
-            runOnly: contrast ? ["color-contrast"] : ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
+            runOnly: colours ? rules : ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
             resultTypes: ["violations"],
             preload: false,
             rules: {
-              "label-content-name-mismatch": { enabled: !contrast },
-              "color-contrast": { enabled: contrast },
+              "label-content-name-mismatch": { enabled: !colours },
+              ...Object.fromEntries(rules.map((rule) => [rule, { enabled: colours }])),
             },
           });
           return violations.flatMap(({ id, nodes }) => nodes.slice(0, 3).map((node) =>
             `${id}: ${node.html.slice(0, 100)}: ${node.failureSummary.slice(-150)}`));
         }""",
-        contrast,
+        [colours, COLOURS],
     )
     return found
 
@@ -215,13 +219,13 @@ def barriers(page: Page) -> list[str]:
     ids: list[str] = page.evaluate('[...document.querySelectorAll("main [id]")].map((e) => e.id)')
     keep_one_of_each_kind(page, WORDS)
     twice = [f"two elements have id {i}" for i, count in Counter(ids).items() if count > 1]
-    return found_by_axe(page, contrast=False) + twice
+    return found_by_axe(page, colours=False) + twice
 
 
 def pale(page: Page) -> list[str]:
-    """Return the words that are too pale; this changes the page."""
+    """Return the words that are too pale, or links like other words; this changes the page."""
     keep_one_of_each_kind(page)
-    return found_by_axe(page, contrast=True)
+    return found_by_axe(page, colours=True)
 
 
 def tiny_letters(page: Page) -> list[str]:
@@ -335,6 +339,7 @@ BROKEN = {
     "chart": '<div id="altair-viz-1" class="vega-embed"></div>',
     "cut": f'<div class="cell_input" style="width:9em"><pre>{"x" * 60}</pre></div>',
     "pale": '<p style="color:#aaa">Pale words on a white page.</p>',
+    "link": '<p>A <a href="#" style="color:#111; text-decoration:none">link</a> like words.</p>',
     "unnamed": '<button type="button"></button>',
     "twice": '<main><p id="one">One</p><p id="one">Two</p></main>',
     "letters": (
