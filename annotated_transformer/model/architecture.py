@@ -23,11 +23,11 @@ class EncoderDecoder(nn.Module):
 
     def __init__(
         self,
-        encoder: nn.Module,  # of the embedded source and its mask: the memory
-        decoder: nn.Module,  # of the embedded target, the memory and both masks
-        src_embed: nn.Module,  # of tokens (batch, m): vectors (batch, m, d_model)
-        tgt_embed: nn.Module,  # of tokens (batch, n): vectors (batch, n, d_model)
-        generator: nn.Module,  # of the decoder's output: log-probabilities of the next token
+        encoder: nn.Module,  # embedded source and its mask to the memory
+        decoder: nn.Module,  # embedded target, memory and both masks to vectors
+        src_embed: nn.Module,  # tokens (batch, m) to vectors (batch, m, d_model)
+        tgt_embed: nn.Module,  # tokens (batch, n) to vectors (batch, n, d_model)
+        generator: nn.Module,  # decoder's output to log-probabilities of the next token
     ) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
