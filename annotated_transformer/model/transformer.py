@@ -121,7 +121,7 @@ def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> E
         added = positions(c.d_model, c.dropout, c.max_len)
         return nn.Sequential(Embeddings(c.d_model, vocab), added)
 
-    cross = copy.deepcopy(attention)  # else both attentions of a layer were one
+    cross = copy.deepcopy(attention)  # else both attentions of a layer would be one
     model = EncoderDecoder(
         Encoder(EncoderLayer(c.d_model, attention, network, c.dropout, norm=c.norm), c.N),
         Decoder(DecoderLayer(c.d_model, attention, cross, network, c.dropout, norm=c.norm), c.N),

@@ -21,7 +21,7 @@ def data_gen(
     length: int = 10,
     generator: torch.Generator | None = None,
 ) -> Iterator[Batch]:
-    """Yield batches of random sequences to be copied, as the article's function of this name.
+    """Yield batches of random sequences to be copied, as in *The Annotated Transformer*.
 
     Symbols are the numbers after the special tokens. A source ends with ``EOS``, a target
     stands between ``BOS`` and ``EOS``, short ones are filled with ``PAD``.
