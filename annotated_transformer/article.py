@@ -227,7 +227,7 @@ def _my_iterator() -> type:
     from torchtext import data  # 0.6, from the extra "torchtext"
 
     class MyIterator(data.Iterator):  # type: ignore[misc]
-        """Batches of sentences of similar length, from shuffled pools of a hundred batches."""
+        """Batches of sentences of similar length, from pools of ``100 * batch_size`` sentences."""
 
         def create_batches(self) -> None:
             """Make the batches of one epoch."""

@@ -146,7 +146,7 @@ class RunOptions:
     """
 
     save_every: float = option(60.0, least=0)
-    """Seconds between checkpoints; more if saving takes long."""
+    """Seconds between checkpoints; more if saving takes long. With 0, one after each update."""
     keep: int = option(2, least=1)
     """Number of checkpoints to keep for resuming."""
     log_every: int = option(50, least=1)
@@ -421,7 +421,7 @@ def options_of_run(folder: Path) -> dict[str, Any]:
 
 
 def choose(said: Mapping[str, Any]) -> Options:
-    """Return the user's options on top of :func:`defaults`, checked."""
+    """Return options, such as ``{"corpus": "grammar"}``, on top of :func:`defaults`, checked."""
     own = {name: value for name, value in said.items() if name != "recipe"}
     options = defaults(said).replace(**own)
     check(options)
