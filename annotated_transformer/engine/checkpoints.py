@@ -249,7 +249,7 @@ def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Pat
     """Raise CheckpointError if a file was made with other tokenizers than the system's."""
     if header.get("tokenizers") != system.fingerprint:
         raise CheckpointError(
-            f"{path}: was made with another tokenizer than that of its folder; take both from one run"
+            f"{path}: was made with another tokenizer than its folder has; take both from one run"
         )
 
 
