@@ -42,6 +42,7 @@ class Screen:
         self.zeros = torch.zeros_like(self.scales, dtype=torch.long)
         self.lost = float(lost.max())
         self.size = float(self.weight.norm(dim=1).max()) + self.lost
+        self.offset = float(self.bias.where(self.bias.isfinite(), 0.0).abs().max())
 
     def rough(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute approximate logits of ``x (rows, d_model)`` in int8.
@@ -61,6 +62,7 @@ class Screen:
         )
         sums = x.size(1) * 2.0**-22  # the rounding of float32 itself
         error = x.norm(dim=1) * (self.lost + sums * self.size) + lost * self.size
+        error += 2.0**-22 * self.offset
         return y[: len(x)].view(len(x), CHUNK, -1), error
 
     def exact(self, x: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -44,6 +44,7 @@ def rows_and_matrix(
 
 @needs_bytes
 @settings(max_examples=60)
+@example(2022, 1, 2, 1, 1e-5)  # a bias that is large beside the products: its rounding counts
 @given(
     st.integers(0, 10**6),
     st.integers(1, 33),
@@ -84,7 +85,7 @@ def test_the_bound_of_the_rough_product_holds(
     exact = x.double() @ weight.double().T + bias.double()
     allowed = bias.isfinite()
     off = (rough[:, :vocab] - exact)[:, allowed]
-    assert (off.abs() <= error.double().unsqueeze(1) + 1e-6 * exact[:, allowed].abs()).all()
+    assert (off.abs() <= error.double().unsqueeze(1)).all()
     assert (rough[:, :vocab][:, ~allowed] == -math.inf).all()
 
 
