@@ -76,7 +76,7 @@ def start_together(words: list[str]) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes as Linux shows them")
 def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_path: Path) -> None:
-    options = [*SIZES.split(), "--updates", "30", *texts, "--save-every", "0", "--quiet"]
+    options = [*SIZES.split(), "--updates", "20", *texts, "--save-every", "0", "--quiet"]
     words = ["train", *options, "--out", str(tmp_path / "run")]
     with start_together(words) as process:  # a cluster wants its machine back
         wait_for(tmp_path / "run/model.safetensors", lambda: process.poll() is None)
@@ -86,7 +86,7 @@ def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_pa
     assert process.returncode != 0
     assert re.search(r"interrupted after update \d+; run the same command", message), message
     done = int(checkpoint_paths(tmp_path / "run")[-1].stem)
-    assert 0 < done < 30
+    assert 0 < done < 20
     with start_together(words) as process:
         while checkpoint_paths(tmp_path / "run")[-1].stem == f"{done:08d}":
             assert process.poll() is None
@@ -97,7 +97,7 @@ def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_pa
         message = process.stderr.read()
     assert process.returncode == 0, message
     record = json.loads((tmp_path / "run/record.json").read_text(encoding="utf-8"))
-    assert record["updates"] == 30
+    assert record["updates"] == 20
     assert record["hardware"]["processes"] == 2
     rows = read_journal(tmp_path / "run/log.jsonl")
-    assert [row["update"] for row in rows if "loss" in row] == [30]
+    assert [row["update"] for row in rows if "loss" in row] == [20]
