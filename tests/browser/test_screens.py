@@ -225,7 +225,7 @@ def test_links_show_what_they_lead_to(page: Page, site: str) -> None:
     assert card.is_hidden()
     link.hover()
     card.wait_for(state="visible")
-    assert "Attention is all you need" in card.inner_text()
+    assert "The annotated transformer" in card.inner_text()
     assert link.get_attribute("aria-describedby") == "hover-card"
     card.hover()
     page.wait_for_timeout(500)
