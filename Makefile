@@ -16,7 +16,7 @@ TESTS   := tests book
 HOUSE   := $(filter-out tests/house/test_colab.py, $(wildcard tests/house/test_*.py))
 RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
 PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
-HALF    := $(PIP) install --no-compile --require-hashes --no-deps -r $(VENV)/half
+LOCKED  := --require-hashes --no-deps -r requirements.txt
 JB      := $(RUN) $(BIN)/jupyter-book build . --quiet
 SERVE   := $(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html
 
@@ -26,12 +26,12 @@ help:
 	@sed -n '1,6p' Makefile
 
 # What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
-# pip takes one package after the other, so each half of the lock has a pip of its own. It would compile the modules
-# one after the other, too; some are templates that cannot be compiled.
+# uv takes seconds where pip takes half a minute, but it does not read pip's settings, so pip is there if it fails.
+# Modules are compiled on all processors; some are templates that cannot be compiled.
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@awk '/^[a-z]/ {n = 1 - n} {print > ("$(VENV)/half" n + 0 ".txt")}' requirements.txt
-	$(HALF)0.txt & first=$$!; $(HALF)1.txt; second=$$?; wait $$first && exit $$second
+	-@$(PIP) install uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(LOCKED) || $(PIP) install --no-compile $(LOCKED)
 	$(PIP) install --no-compile -r requirements-torch.txt
 	@$(BIN)/python -m compileall -q -j $(WORKERS) -x '/tests/|/transformers/models/' $(VENV)/lib >/dev/null 2>&1 || true
 	$(PIP) install --no-deps --no-build-isolation -e .

@@ -174,37 +174,28 @@ def test_lock_stays_as_it_was_where_it_cannot_be_made(
     assert lock.LOCK.read_bytes() == before
 
 
-def test_environment_is_made_from_the_lock() -> None:
-    """By hashes where there are hashes, and with nothing that the lock does not name."""
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    recipe = makefile.split("$(READY): requirements.txt")[1].split("\n\n")[0]
-    assert "install --no-compile --require-hashes --no-deps -r $(VENV)/half\n" in makefile
-    assert re.findall(r"(?:install|\$\(HALF\)) ?([^&;\n]*[^&;\n ])", recipe) == [
-        "0.txt",
-        "1.txt",
+SCRIPT = '#!/bin/sh\necho "{name} $*" >> log\nexit {status}\n'
+
+
+@pytest.mark.parametrize("status", [0, 2, None], ids=["uv", "uv fails", "no uv"])
+def test_environment_is_made_from_the_lock(status: int | None, tmp_path: Path) -> None:
+    """By hashes where there are hashes, by uv or else by pip, and with nothing else."""
+    for name in ("Makefile", "requirements.txt", "requirements-torch.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name, code in (("python", 0), ("uv", status)):
+        if code is not None:
+            path = tmp_path / ".venv" / "bin" / name
+            path.write_text(SCRIPT.format(name=name, status=code), encoding="utf-8")
+            path.chmod(0o755)
+    subprocess.run(["make", ".venv/.ready"], cwd=tmp_path, check=True, capture_output=True)
+    log = (tmp_path / "log").read_text("utf-8")
+    locked = "--require-hashes --no-deps -r requirements.txt"
+    assert re.findall(r"install (?:--quiet --python \S+ )?(.+)", log) == [
+        "uv",
+        *([locked] if status is not None else []),
+        *([f"--no-compile {locked}"] if status != 0 else []),
         "--no-compile -r requirements-torch.txt",
         "--no-deps --no-build-isolation -e .",
     ]
-    assert "$(PIP) check" in recipe
-
-
-def test_two_halves_are_the_whole_lock(tmp_path: Path) -> None:
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    (line,) = re.findall(r"@(awk .*)", makefile)
-    command = line.replace("$(VENV)", str(tmp_path))
-    subprocess.run(["sh", "-c", command], cwd=ROOT, check=True)
-    halves = [(tmp_path / f"half{n}.txt").read_text("utf-8").splitlines() for n in (0, 1)]
-    both = [packages(half) for half in halves]
-    assert sorted(both[0] + both[1]) == sorted(packages(lock.LOCK.read_text("utf-8").splitlines()))
-    assert abs(len(both[0]) - len(both[1])) <= 1
-
-
-def packages(lines: list[str]) -> list[tuple[str, ...]]:
-    """Return each package of a lock with the lines of its hashes."""
-    found: list[list[str]] = []
-    for line in lines:
-        if re.match("[a-z]", line):
-            found.append([line])
-        elif line.strip().startswith("--hash"):
-            found[-1].append(line)
-    return [tuple(one) for one in found]
+    assert log.splitlines()[-1].endswith(" check")
