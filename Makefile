@@ -10,7 +10,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 PORT    ?= 8000
-# One worker for each processor, or one more; one thread for each worker.
+# One worker for each processor, one thread for each worker.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 TESTS   := tests book
 HOUSE   := $(filter-out tests/house/test_colab.py, $(wildcard tests/house/test_*.py))
@@ -81,9 +81,8 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# One worker more than processors: some tests wait for other processes, for the disk or for a socket.
 unit: $(READY)
-	$(RUN) $(BIN)/python -m pytest -q -n $$(($(WORKERS) + 1)) --no-loadscope-reorder --durations=15 \
+	$(RUN) $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder --durations=15 \
 	  $(COVERAGE) --ignore=tests/browser $(TESTS)
 
 # Measuring coverage takes the tests a quarter longer.
