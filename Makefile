@@ -93,7 +93,8 @@ house: $(READY)
 	$(RUN) $(BIN)/python -m pytest -q $(HOUSE)
 
 pages: $(READY)
-	@$(MAKE) strict & build=$$!; $(MAKE) types house; beside=$$?; wait $$build && exit $$beside
+	@$(MAKE) strict & build=$$!; $(MAKE) types & kinds=$$!; $(MAKE) house; beside=$$?; \
+	  wait $$build && wait $$kinds && exit $$beside
 
 strict: $(READY)
 	rm -rf _build/html _build/.doctrees

@@ -234,13 +234,8 @@ def test_plots_and_averages(newcomer: Installed, trained: Done) -> None:
     assert one.err.endswith("by last/averaged.safetensors\n")
 
 
-@pytest.mark.parametrize(
-    ("to", "weights"),
-    [
-        ("ctranslate2", "model.bin"),
-        ("huggingface", "model.safetensors"),
-        ("onnx", "decoder.onnx"),
-    ],
+@pytest.mark.parametrize(  # to onnx: tests/house/test_packaging.py, also from the wheel
+    ("to", "weights"), [("ctranslate2", "model.bin"), ("huggingface", "model.safetensors")]
 )
 def test_exports(newcomer: Installed, trained: Done, to: str, weights: str) -> None:
     assert newcomer.run(f"export one {to} --to {to}").err.startswith(f"wrote {to}; {to}/README.md")
