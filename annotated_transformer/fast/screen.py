@@ -62,7 +62,7 @@ class Screen:
         )
         sums = x.size(1) * 2.0**-22  # the rounding of float32 itself
         error = x.norm(dim=1) * (self.lost + sums * self.size) + lost * self.size
-        error += 2.0**-22 * self.offset
+        error += 2.0**-22 * self.offset  # and of the sum with the bias
         return y[: len(x)].view(len(x), CHUNK, -1), error
 
     def exact(self, x: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
