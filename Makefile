@@ -26,11 +26,12 @@ help:
 	@sed -n '1,6p' Makefile
 
 # What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
-# uv takes seconds where pip takes half a minute, but it does not read pip's settings, so pip is there if it fails.
+# uv, of the lock like all, takes seconds where pip takes half a minute, but it does not read pip's settings, so pip is there if it fails.
 # Modules are compiled on all processors; some are templates that cannot be compiled.
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	-@$(PIP) install uv
+	@awk '/^[a-z]/ {own = /^uv==/} own' requirements.txt > $(VENV)/uv.txt
+	-@$(PIP) install --require-hashes --no-deps -r $(VENV)/uv.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python $(LOCKED) || $(PIP) install --no-compile $(LOCKED)
 	$(PIP) install --no-compile -r requirements-torch.txt
 	@$(BIN)/python -m compileall -q -j $(WORKERS) -x '/tests/|/transformers/models/' $(VENV)/lib >/dev/null 2>&1 || true

@@ -158,7 +158,7 @@ WORDS = ":is(.bd-article, pre) :is(span, em, strong, code):not([id], [role])"
 
 
 def keep_one_of_each_kind(page: Page, selector: str = "body *:not(script, style, svg)") -> None:
-    """Turn elements that hold text alone into plain text, but for the first of each kind.
+    """Turn elements that hold text alone into plain text, but for one of each kind.
 
     Axe looks at every element, and pages have thousands in a few dozen colours. A kind is what
     decides colours: tags, classes and styles of an element and of all around it, with the colours
@@ -173,14 +173,14 @@ def keep_one_of_each_kind(page: Page, selector: str = "body *:not(script, style,
             kinds.set(e, [kinds.get(e.parentElement), e.tagName, e.className, e.style.cssText,
               s.color, s.backgroundColor, s.opacity, s.fontSize, s.fontWeight].join("|"));
           }
-          const first = new Map();
+          const kept = new Set();
           const every = [...document.querySelectorAll(selector)].reverse();  // inner ones first
           const { body } = document;
           body.remove();  // a change is cheap where no style sheet sees it
           for (const e of every) {
             if (e.firstElementChild || !e.textContent) continue;
-            if (first.has(kinds.get(e))) e.replaceWith(e.textContent);
-            else first.set(kinds.get(e), e);
+            if (kept.has(kinds.get(e))) e.replaceWith(e.textContent);
+            else kept.add(kinds.get(e));
           }
           body.normalize();
           document.documentElement.append(body);

@@ -179,7 +179,7 @@ SCRIPT = '#!/bin/sh\necho "{name} $*" >> log\nexit {status}\n'
 
 @pytest.mark.parametrize("status", [0, 2, None], ids=["uv", "uv fails", "no uv"])
 def test_environment_is_made_from_the_lock(status: int | None, tmp_path: Path) -> None:
-    """By hashes where there are hashes, by uv or else by pip, and with nothing else."""
+    """By uv or else by pip, by hashes where there are some; nothing that the lock does not name."""
     for name in ("Makefile", "requirements.txt", "requirements-torch.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
@@ -192,10 +192,14 @@ def test_environment_is_made_from_the_lock(status: int | None, tmp_path: Path) -
     log = (tmp_path / "log").read_text("utf-8")
     locked = "--require-hashes --no-deps -r requirements.txt"
     assert re.findall(r"install (?:--quiet --python \S+ )?(.+)", log) == [
-        "uv",
+        "--require-hashes --no-deps -r .venv/uv.txt",
         *([locked] if status is not None else []),
         *([f"--no-compile {locked}"] if status != 0 else []),
         "--no-compile -r requirements-torch.txt",
         "--no-deps --no-build-isolation -e .",
     ]
     assert log.splitlines()[-1].endswith(" check")
+    own = (tmp_path / ".venv" / "uv.txt").read_text("utf-8")
+    assert re.findall(r"(?m)^[a-z].*?==", own) == ["uv=="]
+    assert own in lock.LOCK.read_text("utf-8")
+    assert own.count("--hash") > 1

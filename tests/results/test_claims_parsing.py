@@ -136,3 +136,12 @@ def test_the_learning_curve_says_what_it_draws(
 )
 def test_what_the_text_says_of_table_4_can_fail(claim: str, old: str, new: str) -> None:
     claims.assert_claim_can_fail(CHAPTER, claim, old, new)
+
+
+def test_the_checks_have_the_numbers_of_the_table() -> None:
+    """Table 4 stands in the paper's box, for readers, and again in the cell that checks it."""
+    text = (claims.BOOK / f"{CHAPTER}.md").read_text(encoding="utf-8")
+    box = text.split(":::{paper} 6.3 ¶4, Table 4")[1].split("\n:::")[0]
+    printed = [float(number) for number in re.findall(r"\| ([\d.]+) \|\n", box)]
+    found = claims.run_claim(CHAPTER, "6.3c")
+    assert sorted(printed) == sorted([*found["TABLE_4"].values(), found["alone"], found["more"]])
