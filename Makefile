@@ -26,7 +26,8 @@ help:
 	@sed -n '1,6p' Makefile
 
 # What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
-# uv, of the lock like all, takes seconds where pip takes half a minute, but it does not read pip's settings, so pip is there if it fails.
+# uv, itself of the lock, takes seconds where pip takes half a minute, but it does not read pip's settings, so pip
+# is there if it fails.
 # Modules are compiled on all processors; some are templates that cannot be compiled.
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
