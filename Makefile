@@ -102,8 +102,9 @@ strict: $(READY)
 	rm -rf _build/html _build/.doctrees
 	$(JB) -W -n --keep-going
 
+# A worker waits for its browser a part of the time, so there is one more.
 browser: $(READY)
-	$(RUN) $(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist=load --durations=10 tests/browser
+	$(RUN) $(BIN)/python -m pytest -q -rs -n $$(($(WORKERS) + 1)) --dist=load --durations=10 tests/browser
 
 # A part of the tests with the lowest versions that pyproject.toml names, in an environment of its own.
 lowest: $(READY)

@@ -5,9 +5,13 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace
 
 ROOT = Path(__file__).parents[1]
 LITERAL = '<code><span class="pre">train</span> <span class="pre">--pair</span></code>'
@@ -109,3 +113,50 @@ def test_words_of_code_stay_whole_in_tables_and_options_everywhere() -> None:
     extension("offline").page_scripts(None, "a", "page.html", context, None)
     plain = '<code>train <span class="pre">--pair</span></code>'
     assert context["body"] == plain + TABLE + plain + TABLE
+
+
+SMALL = {
+    "index": "# Home\n\n```{toctree}\none\ntwo\n```\n",
+    "one": "# One\n\nSee {doc}`two`.\n\n## First\n\n### Deeper\n",
+    "two": "# Two\n\n## Second\n\n```{toctree}\nthree\n```\n",
+    "three": "# Three\n\n## Third\n",
+}
+
+
+def built(folder: Path, extensions: list[str]) -> dict[str, str]:
+    """Build a small book in the theme of ours; return its pages."""
+    source = folder / "source"
+    source.mkdir(parents=True)
+    for name, text in SMALL.items():
+        (source / f"{name}.md").write_text(text)
+    config: dict[str, Any] = {"extensions": ["myst_parser", *extensions], "project": "Small"}
+    config["html_theme"] = "sphinx_book_theme"
+    with docutils_namespace():
+        app = Sphinx(source, None, folder / "html", folder / "trees", "html", config, status=None)
+        app.build()
+    return {path.name: path.read_text() for path in (folder / "html").glob("*.html")}
+
+
+def test_a_quick_build_makes_the_same_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = extension("quick")
+    titles = Mock(side_effect=quick.titles)
+    monkeypatch.setattr(quick, "titles", titles)
+    monkeypatch.setitem(sys.modules, "quick", quick)
+    monkeypatch.setattr(quick.gc, "set_threshold", lambda *_: None)  # stays with the tests
+    pages = built(tmp_path / "quick", ["quick"])
+    assert titles.call_count == len(SMALL)  # it was used, once for each page
+    assert {f"{name}.html" for name in SMALL} <= pages.keys()
+    assert pages == built(tmp_path / "usual", [])
+
+
+def test_titles_leave_the_sections_and_keep_lists_of_pages() -> None:
+    quick = extension("quick")
+    inner = nodes.bullet_list("", nodes.list_item("", nodes.paragraph("", "Section")))
+    item = nodes.list_item("", nodes.paragraph("", "Title"), inner)
+    toc = nodes.bullet_list("", item)
+    assert quick.titles(toc).astext() == "Title"
+    assert "Section" in toc.astext()  # for the page's own contents
+    inner[0] += addnodes.toctree()
+    assert quick.titles(toc) is toc

@@ -10,7 +10,7 @@ import operator
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -185,11 +185,14 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
     return plain, said
 
 
-def names_of(kind: Any) -> Iterator[str]:
-    """Yield the names of a command's options, without arguments that have a place instead."""
+@functools.cache
+def names_of(kind: Any) -> list[str]:
+    """Return the names of a command's options, without arguments that have a place instead."""
+    names: list[str] = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if tyro.conf.Positional not in getattr(hint, "__metadata__", ()):
-            yield from names_of(hint) if is_dataclass(hint) else (name,)
+            names += names_of(hint) if isinstance(hint, type) and is_dataclass(hint) else [name]
+    return names
 
 
 def suggestion(word: str, known: Collection[str]) -> str:

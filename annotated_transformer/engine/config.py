@@ -7,10 +7,10 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar
 
 from annotated_transformer.data.files import not_read, parse_json, regular
-from annotated_transformer.engine.typed import from_dict, typed
+from annotated_transformer.engine.typed import from_dict, type_hints, typed
 
 T = TypeVar("T")
 
@@ -249,11 +249,10 @@ def check(options: Options) -> None:
 
 def check_group(group: Any) -> None:
     """Raise UsageError for values of one group with a wrong type or outside their limits."""
-    kinds = get_type_hints(type(group))
     for each in fields(group):
         value, name = getattr(group, each.name), flag(each.name)
         try:
-            typed(kinds[each.name], value)
+            typed(type_hints(type(group))[each.name], value)
         except TypeError as error:
             raise UsageError(f"{name}: {error}") from None
         meta = {"most": MOST, **each.metadata} if type(value) is int else each.metadata

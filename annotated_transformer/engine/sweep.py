@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from annotated_transformer.engine.config import (
     Options,
@@ -16,7 +16,7 @@ from annotated_transformer.engine.config import (
     load_recipe,
     read_json,
 )
-from annotated_transformer.engine.typed import typed
+from annotated_transformer.engine.typed import type_hints, typed
 
 SWEEPS = Path(__file__).with_name("sweeps")
 KEYS = {"about": str, "recipe": str, "options": dict, "seeds": int, "rows": dict}
@@ -100,9 +100,7 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
 
 def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert options from JSON to their types; leave a value that cannot be converted."""
-    kinds: dict[str, Any] = {}
-    for group in get_type_hints(Options).values():
-        kinds |= get_type_hints(group)
+    kinds = {k: v for group in type_hints(Options).values() for k, v in type_hints(group).items()}
     found = dict(values)
     for name in found.keys() & kinds.keys():
         with contextlib.suppress(TypeError):  # the check that follows names the option

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+type_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # slow: parses text
 
 
 def typed(kind: Any, value: Any) -> Any:
@@ -27,10 +30,8 @@ def typed(kind: Any, value: Any) -> Any:
         return value
     if origin in (Union, UnionType):
         for each in args:
-            try:
+            with contextlib.suppress(TypeError):
                 return typed(each, value)
-            except TypeError:
-                continue
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return from_dict(kind, value)  # type: ignore[arg-type]
     if origin is dict and isinstance(value, Mapping):
@@ -50,8 +51,7 @@ def typed(kind: Any, value: Any) -> Any:
 
 def _name(kind: Any) -> str:
     if get_origin(kind) in (Literal, Union, UnionType):
-        names = [_name(each) for each in get_args(kind) if each is not type(None)]
-        return " or ".join(names)
+        return " or ".join(_name(each) for each in get_args(kind) if each is not type(None))
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else repr(kind)
 
 
@@ -61,7 +61,7 @@ def from_dict(kind: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         TypeError: A field is missing, unknown or of another type; the message names it.
     """
-    hints, values = get_type_hints(kind), {}
+    hints, values = type_hints(kind), {}
     known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for name, value in data.items():
         if name not in known:

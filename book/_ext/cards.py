@@ -72,10 +72,13 @@ def first_paragraph(node: nodes.Element) -> str:
     return ""
 
 
-def node_with(tree: nodes.document, anchor: str) -> nodes.Element | None:
-    """Return the element with an id, or None."""
-    elements = tree.findall(nodes.Element)
-    return next((node for node in elements if anchor in node.get("ids", ())), None)
+def places(tree: nodes.document) -> dict[str, nodes.Element]:
+    """Return the elements with an id by it, and the whole by the empty one."""
+    found: dict[str, nodes.Element] = {"": tree}
+    for node in tree.findall(nodes.Element):
+        for anchor in node.get("ids", ()):
+            found.setdefault(anchor, node)
+    return found
 
 
 def card_of(node: nodes.Element) -> str:
@@ -118,7 +121,7 @@ class Cards:
 
     def __init__(self, env: BuildEnvironment) -> None:
         self.env = env
-        self.tree = functools.cache(self._tree)
+        self.places = functools.cache(lambda page: places(self._tree(page)))
         self.entries = citations(env)
 
     def _tree(self, page: str) -> nodes.document:
@@ -152,7 +155,7 @@ class Cards:
             other = other.removesuffix(".html")
         if other not in self.env.all_docs:
             return ""
-        node = node_with(self.tree(other), anchor) if anchor else self.tree(other)
+        node = self.places(other).get(anchor)
         return card_of(node) if node is not None else ""
 
 

@@ -101,7 +101,7 @@ def serve(number: int) -> None:
     import sacrebleu.tokenizers.tokenizer_13a  # noqa: F401
     import torch
     import torch._dynamo  # the first optimizer loads it
-    from tyro import _docstrings
+    from tyro import _docstrings, _unsafe_cache
 
     from annotated_transformer.cli import parsing, systems, train
     from annotated_transformer.data import corpora
@@ -111,6 +111,7 @@ def serve(number: int) -> None:
 
     # Each child would read the commands' source anew, and write the same sentences.
     vars(_docstrings)["get_field_docstring"] = cache(_docstrings.get_field_docstring)
+    vars(_unsafe_cache)["clear_cache"] = lambda: None  # nor their types
     vars(corpora)["grammar_pairs"] = cache(grammar_pairs)
     for split, size in (("val", None), ("train", 9), ("train", 50)):
         corpora.load_corpus("grammar", split=split, size=size)

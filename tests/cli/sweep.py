@@ -217,9 +217,10 @@ def stamps(root: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of what all cases share."""
     found = {}
     for name in SHARED:
-        for path in sorted((root / name).rglob("*")):
-            state = path.stat()
-            found[str(path)] = (state.st_size, state.st_mtime_ns)
+        for folder, folders, files in os.walk(root / name):
+            for path in (f"{folder}/{each}" for each in folders + files):
+                state = os.stat(path)
+                found[path] = (state.st_size, state.st_mtime_ns)
     return found
 
 
