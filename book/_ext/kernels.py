@@ -100,6 +100,7 @@ def serve(number: int) -> None:
     for name in LOADED:
         import_module(name)
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # a tenth of the time, see tests/conftest.py
     channel = socket.socket(fileno=number).makefile("rw", encoding="utf-8")
     for line in channel:
         asked = json.loads(line)
