@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from docutils import nodes
 from export import MARK, PACKAGE, front_matter
 from numpy.typing import ArrayLike
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import desc_signature, pending_xref
 from sphinx.application import Sphinx
 from sphinx.domains import Domain
 from sphinx.environment import BuildEnvironment
@@ -143,11 +144,22 @@ def short_defaults(
     return signature, returns
 
 
+def stable(module: str, name: str) -> bool:
+    """Whether users may rely on a name of a module."""
+    if module == f"{PACKAGE}.article":
+        return name in import_module(module).__all__
+    home = vars(annotated_transformer)["_HOME"].get(name)
+    return home is not None and module == f"{PACKAGE}.{home}"
+
+
 def tidy(app: Sphinx, tree: nodes.document) -> None:
     """Put the dash between an argument and its meaning, which Sphinx leaves to smart quotes.
 
-    That a class has no base is not said.
+    That a class has no base is not said; that a name is stable, is.
     """
+    for signature in tree.findall(desc_signature):
+        if stable(str(signature.get("module")), str(signature.get("fullname"))):
+            signature += nodes.inline("", "stable", classes=["stable"])
     for paragraph in [*tree.findall(nodes.paragraph)]:
         if paragraph.astext() == "Bases: object":
             paragraph.parent.remove(paragraph)
@@ -196,6 +208,8 @@ def public_bases(
         module = base.__module__
         if module.startswith("torch.nn.modules."):
             bases[i] = f":py:class:`torch.nn.{base.__name__}`"
+        elif base.__name__ == getattr(obj, "__name__", ""):  # of another module
+            bases[i] = f":py:class:`{module}.{base.__name__}`"
         elif module.startswith(("torchtext.", "abc", "contextlib", "uvicorn.")):
             bases[i] = f"``{module}.{base.__name__}``"
 

@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 import reference
 import yaml
+from docutils import nodes
 from house import ROOT
+from sphinx.addnodes import desc_signature
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import docutils_namespace
 
 import annotated_transformer
+from annotated_transformer import article
+from annotated_transformer.model.architecture import EncoderLayer
 
 HOME: dict[str, str] = vars(annotated_transformer)["_HOME"]
 PAGES = [(ROOT / f"{page}.md").read_text(encoding="utf-8") for page in reference.PAGES]
@@ -105,6 +109,28 @@ def test_a_module_says_where_it_is_and_what_is_stable() -> None:
         "Also importable from `annotated_transformer`, and stable: `data_gen`."
     )
     assert reference.imports("annotated_transformer.article", "").endswith("article`.")
+
+
+def test_stable_names_are_marked() -> None:
+    names = {
+        "annotated_transformer.model.attention": ["attention", "MultiHeadedAttention"],
+        "annotated_transformer.article": ["attention", "Encoder", "_Stack"],
+    }
+    found = []
+    for module, each in names.items():
+        tree = nodes.document(None, None)  # type: ignore[arg-type]
+        for name in each:
+            tree += desc_signature(name, name, module=module, fullname=name)
+        reference.tidy(None, tree)
+        found += [node.astext() for node in tree.children]
+    helpers = ["MultiHeadedAttention", "_Stack"]  # the first is another module's
+    assert [one for one in found if not one.endswith("stable")] == helpers
+
+
+def test_a_base_of_the_same_name_says_whose_it_is() -> None:
+    bases: list[type | str] = [EncoderLayer]
+    reference.public_bases(None, "", article.EncoderLayer, None, bases)
+    assert bases == [":py:class:`annotated_transformer.model.architecture.EncoderLayer`"]
 
 
 @pytest.mark.parametrize("page", PAGES)
