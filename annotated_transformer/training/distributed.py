@@ -6,13 +6,11 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from annotated_transformer.training.batches import Batch
@@ -181,28 +179,30 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], world: World) -> nn.Mo
     """
     if world.size == 1:
         raise ValueError("sharded weights are for several processes: start with torchrun")
+    from torch.distributed.fsdp import fully_shard  # takes half a second to load
+
     for parameter in module.parameters():
         dist.broadcast(parameter.detach(), 0)
-    for layer in layers:
-        fully_shard(layer)
-    fully_shard(module)
+    for part in (*layers, module):
+        fully_shard(part)
     return module
 
 
 def reshard(module: nn.Module) -> None:
     """Free the weights that an evaluation gathered; FSDP keeps some for a backward pass."""
-    if isinstance(module, FSDPModule):
-        module.reshard()
+    if callable(free := getattr(module, "reshard", None)):
+        free()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor whole, gathered from its shards; all processes must call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return getattr(tensor, "full_tensor", lambda: tensor)()
 
 
-def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, like: Any) -> Tensor:
     """Shard a whole tensor, which is the same in each process, as ``like`` is sharded."""
-    if not isinstance(like, DTensor):
+    if (mesh := getattr(like, "device_mesh", None)) is None:
         return tensor
-    tensor = tensor.to(like.device)
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), mesh, like.placements, src_data_rank=None)

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import reference
@@ -22,6 +23,7 @@ import annotated_transformer
 from annotated_transformer import article
 from annotated_transformer.model.architecture import EncoderLayer
 
+APP: Any = None  # which is not asked
 HOME: dict[str, str] = vars(annotated_transformer)["_HOME"]
 PAGES = [(ROOT / f"{page}.md").read_text(encoding="utf-8") for page in reference.PAGES]
 SAMPLE = '''
@@ -118,10 +120,10 @@ def test_stable_names_are_marked() -> None:
     }
     found = []
     for module, each in names.items():
-        tree = nodes.document(None, None)  # type: ignore[arg-type]
+        tree = nodes.document(None, None)
         for name in each:
             tree += desc_signature(name, name, module=module, fullname=name)
-        reference.tidy(None, tree)
+        reference.tidy(APP, tree)
         found += [node.astext() for node in tree.children]
     helpers = ["MultiHeadedAttention", "_Stack"]  # the first is another module's
     assert [one for one in found if not one.endswith("stable")] == helpers
@@ -129,7 +131,7 @@ def test_stable_names_are_marked() -> None:
 
 def test_a_base_of_the_same_name_says_whose_it_is() -> None:
     bases: list[type | str] = [EncoderLayer]
-    reference.public_bases(None, "", article.EncoderLayer, None, bases)
+    reference.public_bases(APP, "", article.EncoderLayer, None, bases)
     assert bases == [":py:class:`annotated_transformer.model.architecture.EncoderLayer`"]
 
 
