@@ -96,9 +96,10 @@ def test_another_record_breaks_no_page(
 
 def test_every_recipe_gets_a_name_of_its_own(results: Path) -> None:
     add(results, "multi30k-de-en-tiny", other_recipe)
-    recipes = claims.run_page(PAGE)["by_recipe"](claims.run_page(PAGE)["multi30k"])
+    names = claims.run_page(PAGE)
+    recipes = names["by_recipe"](names["multi30k"])
     assert [name for name in recipes if "dropout 0.7" in name]
-    assert sum(map(len, recipes.values())) == len(claims.run_page(PAGE)["multi30k"])
+    assert sum(map(len, recipes.values())) == len(names["multi30k"])
 
 
 def test_a_page_with_no_records_says_so(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from annotated_transformer.engine.sweep import load_grid
+from annotated_transformer.model import transformer
 from annotated_transformer.results.machine_translation import RecordError, student_t
 from annotated_transformer.results.variations import (
     MOST_PAIRS,
@@ -120,6 +122,14 @@ def test_only_records_of_sweeps_are_read(tmp_path: Path) -> None:
     path.write_text(json.dumps({**record_of({}), "kind": "ablation"}))
     with pytest.raises(RecordError, match=r"grid\.json: is no record of a sweep"):
         read_sweep(tmp_path, "grid")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built_once() -> Iterator[None]:
+    """The page counts the parameters of twenty models, and is run again and again here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformer, "build_model", cache(transformer.build_model))
+        yield
 
 
 def write(folder: Path, name: str, seeds: int, *missing: str) -> None:
