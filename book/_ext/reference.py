@@ -208,7 +208,7 @@ def public_bases(
         module = base.__module__
         if module.startswith("torch.nn.modules."):
             bases[i] = f":py:class:`torch.nn.{base.__name__}`"
-        elif base.__name__ == getattr(obj, "__name__", ""):  # of another module
+        elif module.startswith(PACKAGE) and base.__name__ == getattr(obj, "__name__", ""):
             bases[i] = f":py:class:`{module}.{base.__name__}`"
         elif module.startswith(("torchtext.", "abc", "contextlib", "uvicorn.")):
             bases[i] = f"``{module}.{base.__name__}``"

@@ -133,6 +133,10 @@ def test_a_base_of_the_same_name_says_whose_it_is() -> None:
     bases: list[type | str] = [EncoderLayer]
     reference.public_bases(APP, "", article.EncoderLayer, None, bases)
     assert bases == [":py:class:`annotated_transformer.model.architecture.EncoderLayer`"]
+    foreign = type("Server", (), {"__module__": "uvicorn.server"})
+    bases[:] = [foreign]
+    reference.public_bases(APP, "", type("Server", (foreign,), {}), None, bases)
+    assert bases == ["``uvicorn.server.Server``"]  # no page of ours could be linked
 
 
 @pytest.mark.parametrize("page", PAGES)
