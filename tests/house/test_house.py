@@ -126,6 +126,7 @@ def test_importing_loads_no_heavy_library() -> None:
         for path in CORE
     ]
     heavy = "matplotlib altair pandas seaborn spacy torchtext tokenizers sacrebleu".split()
+    heavy += ["torch.distributed.fsdp", "torch._dynamo"]  # half a second of each command
     code = f"import sys, {', '.join(names)}; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
