@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from types import FrameType
 
 from annotated_transformer.engine.interruption import handling
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     occupy_streams()
     received: list[int] = []
 
-    def note(number: int, frame: object) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
         stop(number, frame)
 
@@ -78,9 +79,19 @@ def occupy_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
-def stop(number: int, _: object) -> None:
+def stop(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt on a signal."""
-    raise KeyboardInterrupt(number)
+    while frame is not None and frame.f_globals.get("__name__") != "copyreg":
+        frame = frame.f_back
+    if frame is None:
+        raise KeyboardInterrupt(number)
+
+    def leave(left: FrameType, event: str, _: object) -> None:
+        if left is frame and event == "return":
+            sys.setprofile(None)
+            raise KeyboardInterrupt(number)
+
+    sys.setprofile(leave)  # Python's own copyreg ignores whatever is raised before it returns
 
 
 def follows() -> bool:

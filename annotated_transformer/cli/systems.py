@@ -82,7 +82,7 @@ def open_system(folder: Path, search: Search) -> tuple[System, str]:
     device = check_options(search)
     weights = AVERAGED if search.averaged else WEIGHTS if search.best else BEST
     system = load_system(folder, weights=weights)
-    check_beam(search, system)
+    at_most("--beam", search.beam, system)
     move(system, device, search.precision)
     return system, best_weights(folder) if weights == BEST else weights
 
@@ -120,7 +120,7 @@ def open_pretrained(search: Search) -> tuple[System, Pretrained]:
     device = check_options(search)
     found = load_pretrained()
     system = System(found.model, found.config, ("de", "en"), found.tokenizers, {})
-    check_beam(search, system)
+    at_most("--beam", search.beam, system)
     move(system, device, search.precision)
     return system, found
 
@@ -135,12 +135,10 @@ def check_options(search: Search) -> str:
     return find_device(search.device)
 
 
-def check_beam(search: Search, system: System) -> None:
-    """Raise UsageError if the beam is larger than the vocabulary."""
-    if (search.beam or 0) > (size := len(system.tokenizers[1])):
-        raise UsageError(
-            f"--beam {search.beam}: must be at most {size}, the size of the vocabulary"
-        )
+def at_most(option: str, value: int | None, system: System) -> None:
+    """Raise UsageError for more hypotheses than the vocabulary has tokens."""
+    if (value or 0) > (size := len(system.tokenizers[1])):
+        raise UsageError(f"{option} {value}: must be at most {size}, the size of the vocabulary")
 
 
 def move(system: System, device: str, precision: DecodingPrecision = "float32") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from annotated_transformer.cli.output import (
     log,
     print_error,
 )
-from annotated_transformer.cli.systems import beam_and_alpha, open_pretrained, open_systems
+from annotated_transformer.cli.systems import at_most, beam_and_alpha, open_pretrained, open_systems
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import live_lines, read_lines
 from annotated_transformer.engine.config import UsageError, flag
@@ -52,10 +53,8 @@ def run(command: Translate) -> int:
         system, pretrained = open_pretrained(command.search)
     else:
         system, by = open_systems(folders, command.search)
-    if sampling is None and (command.n_best or 0) > (size := len(system.tokenizers[1])):
-        raise UsageError(
-            f"--n-best {command.n_best}: must be at most {size}, the size of the vocabulary"
-        )
+    if sampling is None:
+        at_most("--n-best", command.n_best, system)
     decoder = Decoder(command, system, sampling, pretrained)
     if (read := live_input(command, source)) is not None:
         count = answer(command, decoder, read)
@@ -144,8 +143,15 @@ def live_input(command: Translate, source: Path) -> Callable[[int], bytes] | Non
     except (OSError, ValueError):  # a stream of Python's own
         return sys.stdin.buffer.readline if command.interactive else None
     if command.interactive or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(number):
-        return partial(os.read, number)
+        return partial(read_ready if os.name == "posix" else os.read, number)
     return None
+
+
+def read_ready(descriptor: int, size: int) -> bytes:
+    """Wait for bytes and read them; a signal that came just before the wait is handled, too."""
+    while not select.select([descriptor], [], [], 1.0)[0]:
+        pass  # Python handles signals here
+    return os.read(descriptor, size)
 
 
 def answer(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -> int:

@@ -170,8 +170,7 @@ def check_trees(text: ParallelText) -> ParallelText:
     """
     target = []
     for number, (source, line) in enumerate(text, 1):
-        symbols = own_symbols(line, source.split())
-        if symbols is None:
+        if (symbols := own_symbols(line, source.split())) is None:
             raise CorpusError(
                 f"{text.checksums[1][0]}, pair {number}: is no tree over the words of "
                 f"{shorten(source, 60)!r}; give Penn brackets, or symbols as (S (NP PRP )NP ... )S"

@@ -16,14 +16,6 @@ from annotated_transformer.training.loop import batch_loss, sum_type
 ROWS = 512  #: Rows of logits in memory at a time.
 
 
-def product_type(x: Tensor) -> torch.dtype:
-    """Return the dtype in which products with ``x`` are computed, which autocast may lower."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
-        return torch.get_autocast_dtype(kind)
-    return x.dtype
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
     """Loss and gradients in one pass, with the logits of one chunk in memory at a time."""
 
@@ -106,8 +98,10 @@ def linear_cross_entropy(
         The loss, a scalar to call ``backward`` on; and the summed negative log-likelihood
         in nats, float64, without smoothing or scale and without gradient.
     """
-    low, learn = product_type(x), torch.is_grad_enabled()
-    with torch.autocast(x.device.type, enabled=False):  # the function chooses its dtypes itself
+    kind, learn = x.device.type, torch.is_grad_enabled()
+    lowered = x.dtype == torch.float32 and torch.is_autocast_enabled(kind)
+    low = torch.get_autocast_dtype(kind) if lowered else x.dtype
+    with torch.autocast(kind, enabled=False):  # the function chooses its dtypes itself
         loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             x, projection.weight, projection.bias, target, smoothing, scale, learn, low
         )
@@ -138,8 +132,9 @@ class FastLoss(nn.Module):
         self, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return what ``training.loop.batch_loss`` returns."""
-        model = self._readable[0]
-        if not plain_generator(model):
+        (model,) = self._readable
+        generator = model.generator
+        if type(generator) is not Generator or not is_untouched(generator):
             return batch_loss(model, batch, smoothing, tokens)
         keep = batch.tgt_y != batch.pad
         if isinstance(self.model, FastModel) and can_accelerate(model):
@@ -148,14 +143,7 @@ class FastLoss(nn.Module):
             x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)[keep]
         gold = batch.tgt_y[keep]  # (rows,)
         scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
-        projection = cast(Generator, model.generator).proj
-        return linear_cross_entropy(x, projection, gold, smoothing, scale)
-
-
-def plain_generator(model: EncoderDecoder) -> bool:
-    """Whether the model's generator is the readable one, without hooks."""
-    generator = model.generator
-    return type(generator) is Generator and is_untouched(generator)
+        return linear_cross_entropy(x, generator.proj, gold, smoothing, scale)
 
 
 def fast_batch_loss(

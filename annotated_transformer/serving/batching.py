@@ -115,15 +115,13 @@ class Batcher:
                 if self.closed:
                     return []
                 due = self.queue[0].arrived + self.limits.wait
-                while (left := due - time.monotonic()) > 0 and not self._enough():
+                while (left := due - time.monotonic()) > 0 and not self.closed:
+                    if not self.queue or len(self._split()[0]) < len(self.queue):
+                        break  # waiting longer cannot make the batch larger
                     self.changed.wait(left)
                 taken, self.queue = self._split()
                 if running := [job for job in taken if job.found.set_running_or_notify_cancel()]:
                     return running
-
-    def _enough(self) -> bool:
-        """Whether waiting longer cannot make the next batch larger."""
-        return self.closed or not self.queue or len(self._split()[0]) < len(self.queue)
 
     def _split(self) -> tuple[list[Job], deque[Job]]:
         """Return the next batch, and what stays, both in the order of arrival."""

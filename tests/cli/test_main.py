@@ -1,5 +1,6 @@
 """The command line, as a user meets it: help, one-line errors, a status."""
 
+import copy
 import errno
 import io
 import re
@@ -202,6 +203,27 @@ def test_a_signal_of_which_a_library_makes_an_error(
 
     monkeypatch.setattr(systems, "open_system", load)
     assert main(["translate", "m"]) == 143
+    assert capsys.readouterr().err == "annotated-transformer: interrupted\n"
+
+
+def test_a_signal_that_copyreg_would_ignore(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To note a class's slots, it has a bare ``except``, which each copied module passes."""
+    came = []
+
+    class Kind(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            came.append(name)
+
+    def load(*_: Any) -> None:
+        copy.copy(Kind("Copied", (), {})())
+        came.append("copied")
+
+    monkeypatch.setattr(systems, "open_system", load)
+    assert main(["translate", "m"]) == 143
+    assert (came, sys.getprofile()) == (["__slotnames__"], None)
     assert capsys.readouterr().err == "annotated-transformer: interrupted\n"
 
 

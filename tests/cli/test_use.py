@@ -5,8 +5,10 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -14,10 +16,11 @@ from typing import IO, Any
 import pytest
 
 from annotated_transformer.cli import score, translate
-from annotated_transformer.cli.main import main
+from annotated_transformer.cli.main import main, stop
 from annotated_transformer.cli.options import Translate
 from annotated_transformer.data.text import MAX_LINE, live_lines
 from annotated_transformer.engine.checkpoints import load_system, load_tensors
+from annotated_transformer.engine.interruption import handling
 from annotated_transformer.engine.scoring import score_pairs
 from annotated_transformer.engine.system import Translation, n_best_lines
 from annotated_transformer.fast.sampling import Sampling
@@ -315,3 +318,23 @@ def test_bash_completes_commands_and_their_options(tmp_path: Path, capsys: Captu
     assert complete(path, "translate", "--temp") == {"--temperature"}
     assert {"--finetune-from", "--patience"} <= complete(path, "train", "--")
     assert complete(path, "diagnose", "--valid") == {"--valid-files"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows waits otherwise")
+def test_a_signal_that_does_not_wake_the_reader_is_noticed() -> None:
+    """As one is that comes just before the wait; here another thread receives it."""
+    read, write_to = os.pipe()
+    end = threading.Timer(20, lambda: os.write(write_to, b"the end of a hanging test"))
+    strike = threading.Timer(
+        0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    )
+    end.start()
+    with handling(stop):
+        strike.start()
+        with pytest.raises(KeyboardInterrupt):
+            translate.read_ready(read, 1)
+    assert end.is_alive()
+    end.cancel()
+    strike.join()
+    for number in (read, write_to):
+        os.close(number)
