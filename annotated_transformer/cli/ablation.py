@@ -83,14 +83,9 @@ def run(command: Ablation) -> int:
 
 
 def measure(
-    system: System,
-    test: ParallelText,
-    beam: int,
-    alpha: float,
-    before: Sequence[str] | None,
-    *,
-    bar: bool = False,
-) -> tuple[dict[str, Any], list[str]]:
+    system: System, test: ParallelText, beam: int, alpha: float, before: Sequence[str] | None,
+    *, bar: bool,
+) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
     """Translate with one search; return its entry for the record, and the translations."""
     start = time.perf_counter()
     found = translate_lines(system, test.source, beam=beam, alpha=alpha, progress=bar)
@@ -109,9 +104,7 @@ def measure(
     return step, found
 
 
-def lower_case_bleu(
-    system: System, text: ParallelText, alpha: float, *, bar: bool = False
-) -> float:
+def lower_case_bleu(system: System, text: ParallelText, alpha: float, *, bar: bool) -> float:
     """Return tokenised lower-case BLEU of a beam of 5 with a length penalty."""
     found = translate_lines(system, text.source, beam=5, alpha=alpha, name=text.split, progress=bar)
     way = protocols(found, text.target, text.languages[1])["tokenised lower-case"]

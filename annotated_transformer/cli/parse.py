@@ -44,15 +44,9 @@ def run(command: Parse) -> int:
         )
     beam, alpha = beam_and_alpha(command.search, system)
     found = parse_sentences(
-        system,
-        sentences,
-        beam=beam,
-        alpha=alpha,
-        extra=command.extra,
-        constrained=not command.free,
-        name=name,
-        progress=has_bar(command.quiet, command.output),
-    )
+        system, sentences, beam=beam, alpha=alpha, extra=command.extra, name=name,
+        constrained=not command.free, progress=has_bar(command.quiet, command.output),
+    )  # fmt: skip
     text = drawn(found, command.format)
     deliver(text, command.output)
     if not command.quiet:

@@ -30,6 +30,7 @@ from annotated_transformer.engine.runlog import update_flops
 from annotated_transformer.engine.state import Checkpoint, TrainState
 from annotated_transformer.engine.system import System
 from annotated_transformer.engine.texts import lengths_of, lines_of
+from annotated_transformer.fast.adam import LeanAdam
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.distributed import (
     DistributedWorld,
@@ -39,7 +40,7 @@ from annotated_transformer.training.distributed import (
     shard,
 )
 from annotated_transformer.training.loop import NonFiniteError, Progress, grad_norm, update
-from annotated_transformer.training.optimizer import make_adam, noam_schedule
+from annotated_transformer.training.optimizer import noam_schedule
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -94,15 +95,9 @@ class Updater:
     """
 
     def __init__(
-        self,
-        system: System,
-        pairs: TokenPairs,
-        options: Options,
-        world: DistributedWorld,
-        precision: Precision,
-        folder: Path,
-        compiler: str | Callable[..., Any],
-    ) -> None:
+        self, system: System, pairs: TokenPairs, options: Options, world: DistributedWorld,
+        precision: Precision, folder: Path, compiler: str | Callable[..., Any],
+    ) -> None:  # fmt: skip
         self.system, self.pairs, self.options, self.world = system, pairs, options, world
         self.precision, self.folder, self.factor = precision, folder, 1.0
         self.peak = all_peaks(precision, world)
@@ -111,7 +106,7 @@ class Updater:
             torch.manual_seed(optim.seed + 1_000_003 * world.rank)
         loss = PreciseLoss(model, precision, compiler if run.compile else None)
         self.replica = shard(loss, loss.layers, world) if run.sharded else replicate(loss, world)
-        self.optimizer = make_adam(model)
+        self.optimizer = LeanAdam(model)
         width = system.config.width
         factor = 1.0 if optim.peak is None else optim.peak * (width * optim.warmup) ** 0.5
         self.schedule = noam_schedule(self.optimizer, width, factor, optim.warmup)
@@ -157,15 +152,18 @@ class Updater:
         state.add(made, flops, rate)
 
     def _failed(self, error: NonFiniteError, state: TrainState, groups: Sequence[Tensor]) -> None:
-        """Save what is needed to replay the update; raise the error, or warn and skip it."""
+        """Save what :func:`replay` needs; raise the error, or warn and skip the update."""
         path = self.folder / "non_finite" / f"{state.updates + 1:08d}.safetensors"
         lines = lines_of(self.pairs, groups)
         tensors = run_tensors(self.system.model, self.optimizer, self.world)
         if self.world.main:
+            for k, batch in enumerate(map(self.pairs.batch, groups)):
+                tensors |= {f"batch.{k}.src": batch.src, f"batch.{k}.tgt": batch.target}
             data = {"lines": lines, "tokens": error.tokens, "scale": self.factor}
-            data["options"] = self.options.described()
-            keep_update(path, tensors, map(self.pairs.batch, groups), data)
-        message = f"{place_of(state, lines)}: {error}; saved in {path}"
+            save_tensors(path, tensors, data | {"options": self.options.described()})
+        some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
+        place = f"update {state.updates + 1}, epoch {state.epoch + 1}, lines {some}"
+        message = f"{place}: {error}; saved in {path}"
         if self.options.run.non_finite == "stop" or state.skipped >= MOST_SKIPPED:
             raise NonFiniteError(error.loss, error.grad_norm, error.tokens, message) from None
         if self.world.main:
@@ -192,21 +190,6 @@ class Updater:
         machine, products = found.products
         if machine == processor() and self.precision.device.type == "cpu":
             torch.set_float32_matmul_precision(products)  # elsewhere it is measured again
-
-
-def place_of(state: TrainState, lines: Sequence[int]) -> str:
-    """Describe the next update and the lines of the text that it uses."""
-    some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
-    return f"update {state.updates + 1}, epoch {state.epoch + 1}, lines {some}"
-
-
-def keep_update(
-    path: Path, tensors: dict[str, Tensor], batches: Iterable[Batch], data: dict[str, Any]
-) -> None:
-    """Write the file that :func:`replay` reads: weights, random state, batches and ``data``."""
-    for k, batch in enumerate(batches):
-        tensors |= {f"batch.{k}.src": batch.src, f"batch.{k}.tgt": batch.target}
-    save_tensors(path, tensors, data)
 
 
 def replay(path: Path) -> tuple[float, float]:

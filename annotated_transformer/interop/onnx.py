@@ -70,13 +70,13 @@ def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None =
         ExportError: The system is no Transformer.
         FileError: The folder cannot be written, or holds something else.
     """
-    config = transformer_config(system, TARGET)
-    model: EncoderDecoder = system.model
+    config, model = transformer_config(system, TARGET), system.model
     source, token = torch.full((2, 3), EOS), torch.full((2,), BOS)
     encoder, step = EncoderGraph(model).eval(), StepGraph(model).eval()
     memory = encoder(source)
     past = [x[:, :, :2] for x in memory]  # two positions: sizes of 0 and 1 would be taken as fixed
-    batch, width, length = Dim("batch"), Dim("source_length"), Dim("length", max=config.max_len - 1)
+    most = config.max_len
+    batch, width, length = Dim("batch"), Dim("source_length", max=most), Dim("length", max=most - 1)
     of_memory, of_past = ([{0: batch, 2: size}] * len(memory) for size in (width, length))
     names = [f"{layer}.{kind}" for layer in range(config.N) for kind in ("keys", "values")]
     kept = [f"memory.{name}" for name in names]

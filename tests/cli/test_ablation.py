@@ -58,7 +58,7 @@ def test_capitals_do_not_count_for_a_system_that_writes_none(
     assert main(["evaluate", str(folder), "--beam", "1", "--quiet"]) == 0
     assert "case:lc" in capsys.readouterr().out
     system, test = load_system(folder), load_corpus("grammar", split="test", size=4)
-    step, found = ablation.measure(system, test, 1, 0.0, test.target)
+    step, found = ablation.measure(system, test, 1, 0.0, test.target, bar=False)
     bleu = sacrebleu.BLEU(lowercase=True).corpus_score(found, [list(test.target)]).score
     assert step["scores"]["bleu"] == round(bleu, 2)
     assert step["gain"] == round(bleu - 100, 2)  # over the references, which are perfect
