@@ -47,6 +47,13 @@ FEWER: dict[str, tuple[str, str]] = {
     "training/optimizer": ("for seed in range(3)]", "for seed in range(1)]"),
     "model/embeddings": ("for seed in range(4)])", "for seed in range(2)])"),
 }
+# Checks that train for long, and hold for each seed by itself. That they pass is shown with all
+# seeds by the notebook, which nbval runs.
+PASSED_BY_NOTEBOOK = {
+    ("training/optimizer", "3.1d"),
+    ("model/embeddings", "3.5d"),
+    ("model/embeddings", "3.5e"),
+}
 
 
 class CellError(Exception):
@@ -362,11 +369,12 @@ def assert_claim_can_fail(
         module: The old text stands in this module of the package, which the chapter imports.
 
     Raises:
-        AssertionError: The unbroken check fails, or the broken one passes or ends otherwise
-            than by an assertion of a tagged cell.
+        AssertionError: The unbroken check fails (where it is run, see ``PASSED_BY_NOTEBOOK``), or
+            the broken one passes or ends otherwise than by an assertion of a tagged cell.
     """
     try:
-        _passes(chapter, claim, whole)
+        if (chapter, claim) not in PASSED_BY_NOTEBOOK:
+            _passes(chapter, claim, whole)
     except CellError as error:
         raise AssertionError(f"claim {claim} fails unbroken: {error}") from error
     refuted: CellError | None = None

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from timeit import timeit
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Precision = Literal["highest", "high", "medium"]
+Problems = Sequence[tuple[Tensor, Tensor, Tensor]]  # two factors and their product in float64
 
 
 @dataclass(frozen=True)
@@ -48,30 +49,27 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
-def _problems() -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs of factors: for a layer's output and for its two gradients, at each size."""
+def _problems() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield factors and products: of a layer's output and its two gradients, at each size."""
     generator = torch.Generator().manual_seed(0)
     for rows, inputs, outputs in SIZES:
         x = torch.randn(rows, inputs, generator=generator)
         w = torch.randn(outputs, inputs, generator=generator)
         y = torch.randn(rows, outputs, generator=generator)
-        yield from ((x, w.T), (y, w), (y.T, x))
+        yield from ((a, b, a.double() @ b.double()) for a, b in ((x, w.T), (y, w), (y.T, x)))
 
 
-def _error(precision: Precision) -> float:
+def _error(precision: Precision, problems: Problems) -> float:
     """Return the largest relative error of the products, against float64."""
     torch.set_float32_matmul_precision(precision)
-    errors = []
-    for a, b in _problems():
-        exact = a.double() @ b.double()
-        errors.append((matmul(a, b) - exact).norm() / exact.norm())
+    errors = [(matmul(a, b) - exact).norm() / exact.norm() for a, b, exact in problems]
     return float(torch.stack(errors).max())  # NaN if any is
 
 
-def _seconds(repeats: int = 5) -> tuple[float, float]:
+def _seconds(problems: Problems, repeats: int = 5) -> tuple[float, float]:
     """Return the summed best times under "highest" and "medium", measured alternately."""
     total = {"highest": 0.0, "medium": 0.0}
-    for a, b in _problems():
+    for a, b, _ in problems:
         times: dict[str, list[float]] = {p: [] for p in total}
         for _ in range(repeats):
             for precision, found in times.items():
@@ -91,10 +89,11 @@ def choose_products() -> Products:
     """
     chosen: Precision = "highest"
     try:
-        reference, error = _error("highest"), _error("medium")
+        problems = list(_problems())
+        reference, error = _error("highest", problems), _error("medium", problems)
         if not error <= TOLERANCE * reference:  # written so that NaN is refused, too
             return Products("highest", reference, reference, 1.0, refused=error)
-        slow, fast = _seconds()
+        slow, fast = _seconds(problems)
         if fast >= slow:
             return Products("highest", reference, reference, 1.0)
         chosen = "medium"

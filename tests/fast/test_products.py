@@ -52,7 +52,7 @@ def faster(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let "medium" be faster, or slower, whatever the machine does."""
 
     def play(gain: float) -> None:
-        monkeypatch.setattr(speed, "_seconds", lambda: (gain, 1.0))
+        monkeypatch.setattr(speed, "_seconds", lambda _: (gain, 1.0))
 
     return play
 
