@@ -30,7 +30,7 @@ from annotated_transformer.engine.runlog import update_flops
 from annotated_transformer.engine.state import Checkpoint, TrainState
 from annotated_transformer.engine.system import System
 from annotated_transformer.engine.texts import lengths_of, lines_of
-from annotated_transformer.fast.adam import LeanAdam
+from annotated_transformer.fast.adam import lean_adam
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.distributed import (
     DistributedWorld,
@@ -106,7 +106,7 @@ class Updater:
             torch.manual_seed(optim.seed + 1_000_003 * world.rank)
         loss = PreciseLoss(model, precision, compiler if run.compile else None)
         self.replica = shard(loss, loss.layers, world) if run.sharded else replicate(loss, world)
-        self.optimizer = LeanAdam(model)
+        self.optimizer = lean_adam(model)
         width = system.config.width
         factor = 1.0 if optim.peak is None else optim.peak * (width * optim.warmup) ** 0.5
         self.schedule = noam_schedule(self.optimizer, width, factor, optim.warmup)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from annotated_transformer.data.corpora import load_corpus
-from annotated_transformer.fast.adam import LeanAdam
+from annotated_transformer.fast.adam import lean_adam
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.training.optimizer import make_adam, noam_schedule
 from tests.cli.command import SIZES, write
@@ -18,11 +18,11 @@ def weights(lean: bool, updates: int = 6) -> tuple[list[torch.Tensor], object]:
     """Train a model, halfway with a second optimizer that goes on from the first."""
     torch.manual_seed(0)
     model = make_model(7, 7, N=1, d_model=8, d_ff=8, h=2)
-    optimizer = LeanAdam(model) if lean else make_adam(model)
+    optimizer = lean_adam(model) if lean else make_adam(model)
     schedule = noam_schedule(optimizer, 8, warmup=3)
     for number in range(updates):
         if number == updates // 2:
-            other = LeanAdam(model) if lean else make_adam(model)
+            other = lean_adam(model) if lean else make_adam(model)
             other.load_state_dict(optimizer.state_dict())
             optimizer = schedule.optimizer = other
         x = torch.randint(7, (2, 3))
@@ -41,7 +41,7 @@ def test_it_is_adam() -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert str(own) == str(other)
     model = make_model(7, 7, N=1, d_model=8, d_ff=8, h=2)
-    assert LeanAdam(model).defaults == make_adam(model).defaults
+    assert lean_adam(model).defaults == make_adam(model).defaults
 
 
 def test_a_run_does_not_load_the_compiler(tmp_path: Path) -> None:
