@@ -13,7 +13,8 @@ PORT    ?= 8000
 # One worker for each processor, one thread for each worker.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 TESTS   := tests book
-HOUSE   := $(filter-out tests/house/test_colab.py, $(wildcard tests/house/test_*.py))
+# The long ones run with the other tests.
+HOUSE   := $(filter-out tests/house/test_colab.py tests/house/test_packaging.py, $(wildcard tests/house/test_*.py))
 RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
 PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCKED  := --require-hashes --no-deps -r requirements.txt

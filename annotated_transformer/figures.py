@@ -133,6 +133,7 @@ def show(figure: Figure, alt_text: str) -> Picture:
     undated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with rc_context(STYLE):
         figure.savefig(svg, format="svg", transparent=True, metadata=undated)
+        figure.set_layout_engine("none")  # all is in its place now
         figure.savefig(png, format="png", facecolor="white", dpi=120)
     plt.close(figure)
     return Picture(_inline(svg.getvalue(), alt_text), png.getvalue(), alt_text)
@@ -205,9 +206,8 @@ def _labelled(labels: Sequence[object], most: int) -> range:
 def _draw_cells(values: NDArray[Any], axes: Axes, limits: tuple[float, float]) -> QuadMesh:
     """Colour the cells of a matrix; NaN and infinite ones stay empty."""
     boolean, (low, high) = values.dtype == bool, limits
-    colours: Any = DIVERGING if low < 0 else SEQUENTIAL
-    colours = ListedColormap([FAINT, PALETTE[0]]) if boolean else colours
-    style = {"cmap": colours, "edgecolor": "white", "linewidth": 0.4 if boolean else 0}
+    cmap: Any = ListedColormap([FAINT, PALETTE[0]]) if boolean else (SEQUENTIAL, DIVERGING)[low < 0]
+    style = {"cmap": cmap, "edgecolor": "white", "linewidth": 0.4 if boolean else 0}
     style["rasterized"] = values.size > 2000  # many cells are smaller as an image
     cells = np.ma.masked_invalid(values.astype(float))
     mesh = axes.pcolormesh(cells, vmin=low, vmax=high, **style)

@@ -47,12 +47,19 @@ FEWER: dict[str, tuple[str, str]] = {
     "training/optimizer": ("for seed in range(3)]", "for seed in range(1)]"),
     "model/embeddings": ("for seed in range(4)])", "for seed in range(2)])"),
 }
-# Checks that train for long, and hold for each seed by itself. That they pass is shown with all
-# seeds by the notebook, which nbval runs.
+# Checks that take seconds, and hold for each seed by itself. That they pass is shown, with all
+# seeds, by the notebook, which nbval runs.
 PASSED_BY_NOTEBOOK = {
     ("training/optimizer", "3.1d"),
+    ("training/regularization", "5.4b-M"),
+    ("model/attention", "3.2d"),
+    ("model/complexity", "4.d-M"),
+    ("model/complexity", "4.i"),
     ("model/embeddings", "3.5d"),
     ("model/embeddings", "3.5e"),
+    ("model/multi_head", "3.2g"),
+    ("results/attention_maps", "4.h"),
+    ("results/attention_maps", "A.2"),
 }
 
 

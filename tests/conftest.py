@@ -43,6 +43,7 @@ LONG = (
     "tests/benchmarks/test_rehearsal.py",
     "tests/benchmarks/test_before.py",
     "tests/house/test_colab.py",
+    "tests/house/test_packaging.py",
     "tests/test_installed.py",
 )
 
