@@ -3,14 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Response, Route
+from playwright.sync_api import Browser, ConsoleMessage, Page, Response, Route, TimeoutError
 
 HTML = Path(__file__).parents[2] / "_build" / "html"
 SKIPPED = ("_static", "_sources", "_modules", "_images")
@@ -67,9 +67,14 @@ def opened(
     page.on("console", console)
     page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
     page.on("response", answered)
-    page.goto(f"{site}/{path}", wait_until="load")
-    page.evaluate("() => window.MathJax?.startup?.promise")
-    page.wait_for_load_state("networkidle")
+    for patience in (10_000, 30_000):  # milliseconds: now and then the end of a request is lost
+        page.goto(f"{site}/{path}", wait_until="load")
+        page.evaluate("() => window.MathJax?.startup?.promise")
+        with suppress(TimeoutError):
+            page.wait_for_load_state("networkidle", timeout=patience)
+            break
+    else:
+        wrong.append("the network is never idle")
     yield page, wrong
     context.close()
 
