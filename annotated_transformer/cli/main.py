@@ -80,7 +80,7 @@ def occupy_streams() -> None:
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt on a signal."""
+    """Raise KeyboardInterrupt on a signal: at once, or as ``copyreg`` returns."""
     while frame is not None and frame.f_globals.get("__name__") != "copyreg":
         frame = frame.f_back
     if frame is None:
