@@ -128,7 +128,8 @@ class Updater:
         optim, scale, failed = self.options.optim, self.precision.scale, None
         rate, random = float(self.schedule.get_last_lr()[0]), torch.get_rng_state()
         self.factor = 1.0 if scale is None else scale.value
-        self.replica.train()
+        if not self.system.model.training:  # to ask costs less than to set every module's mode
+            self.replica.train()
         try:
             made = update(
                 self.replica, batches, self.optimizer, self.schedule, optim.smoothing,

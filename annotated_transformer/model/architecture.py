@@ -23,11 +23,11 @@ class EncoderDecoder(nn.Module):
 
     def __init__(
         self,
-        encoder: nn.Module,  # embedded source and its mask to the memory
-        decoder: nn.Module,  # embedded target, memory and both masks to vectors
+        encoder: nn.Module,  # (embedded source, mask) -> memory
+        decoder: nn.Module,  # (embedded target, memory, both masks) -> vectors
         src_embed: nn.Module,  # tokens (batch, m) to vectors (batch, m, d_model)
         tgt_embed: nn.Module,  # tokens (batch, n) to vectors (batch, n, d_model)
-        generator: nn.Module,  # decoder's output to log-probabilities of the next token
+        generator: nn.Module,  # decoder's output -> next token's log-probabilities
     ) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
@@ -167,7 +167,7 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x (..., features)`` over its last axis; same shape."""
+        """Normalize ``x (..., features)`` over its last axis; same shape."""
         centred = x - x.mean(-1, keepdim=True)
         variance = centred.pow(2).mean(-1, keepdim=True)
         return self.weight * centred / (variance + self.eps).sqrt() + self.bias

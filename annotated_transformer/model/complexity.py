@@ -157,7 +157,7 @@ class RestrictedSelfAttention(SelfAttention):
 
 
 class DilatedStack(nn.Sequential):
-    """Convolutions with dilations 1, f, f² …, where f is the largest that leaves no gap."""
+    """Convolutions with dilations 1, base, base² …, with the largest base that leaves no gap."""
 
     def __init__(self, d: int, k: int, layers: int, *, causal: bool = False) -> None:
         base = k if causal else k // 2 + 1

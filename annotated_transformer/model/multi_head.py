@@ -28,7 +28,7 @@ def head_widths(h: int, d_model: int, d_k: Width, d_v: Width) -> tuple[int, int]
 
 
 class MultiHeadedAttention(nn.Module):
-    """Attention by ``h`` heads, with own projections (§3.2.2); dropout of weights (§6.3)."""
+    """Attention by ``h`` heads, each with projections (§3.2.2); dropout of weights (§6.3)."""
 
     def __init__(
         self, h: int, d_model: int, dropout: float = 0.1, *, d_k: Width = None, d_v: Width = None

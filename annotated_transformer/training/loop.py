@@ -239,7 +239,7 @@ def fit(
     """Train on ``batches``, yielding the :class:`Progress` of each update.
 
     Args:
-        model: Is set to training mode before each update.
+        model: Is set to training mode, and set to it again if the caller has left it.
         batches: Sentence pairs.
         optimizer: Makes the steps.
         schedule: Sets the rate; it counts updates.
@@ -248,8 +248,10 @@ def fit(
         loss: Computes the loss of a batch.
     """
     stream = iter(batches)
+    model.train()
     while group := list(itertools.islice(stream, accumulate)):
-        model.train()
+        if not model.training:
+            model.train()
         yield update(model, group, optimizer, schedule, smoothing, loss=loss)
 
 

@@ -20,7 +20,7 @@ from annotated_transformer.notation import SPECIAL_IDS, SpecialIds
 def greedy_decode(
     model: EncoderDecoder, src: Tensor, src_mask: Tensor, max_len: int, start_symbol: int
 ) -> Tensor:
-    """Decode greedily as the article does: every step computes all positions again.
+    """Decode greedily: every step computes all positions again.
 
     Args:
         model: In evaluation mode; otherwise dropout is active.

@@ -148,16 +148,16 @@ def learned_by_hand(corpus: list[str], count: int) -> list[tuple[str, str]]:
     # A letter stands for each byte; the library writes a printable one as itself.
     spell = {" ": "Ġ"}
     parts = {word: [spell.get(letter, letter) for letter in word] for word in frequency}
-    age = {letter: n for n, letter in enumerate(sorted({p for ps in parts.values() for p in ps}))}
+    born = {letter: n for n, letter in enumerate(sorted({p for ps in parts.values() for p in ps}))}
     merges = []
     for _ in range(count):
         pairs: Counter[tuple[str, str]] = Counter()
         for word, pieces in parts.items():
             for pair in itertools.pairwise(pieces):
                 pairs[pair] += frequency[word]
-        best = min(pairs, key=lambda pair: (-pairs[pair], age[pair[0]], age[pair[1]]))
+        best = min(pairs, key=lambda pair: (-pairs[pair], born[pair[0]], born[pair[1]]))
         merges.append(best)
-        age["".join(best)] = len(age)
+        born["".join(best)] = len(born)
         for word, pieces in parts.items():
             index = 0
             while index < len(pieces) - 1:
