@@ -191,7 +191,7 @@ def processes() -> SpawnContext | ForkServerContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])  # which an optimizer loads
+    context.set_forkserver_preload([__name__])
     return context
 
 

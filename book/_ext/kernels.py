@@ -24,8 +24,14 @@ from jupyter_client import launcher
 from jupyter_client.provisioning import local_provisioner
 
 LAUNCHED = ["-m", "ipykernel_launcher"]  # what is asked for: Python with these words
-LOADED = ["ipykernel.kernelapp", "matplotlib.pyplot", "matplotlib_inline.backend_inline",
-          "torch._dynamo"]  # the last by the first optimizer  # fmt: skip
+LOADED = [
+    "ipykernel.kernelapp",
+    "matplotlib.pyplot",
+    "matplotlib_inline.backend_inline",
+    "torch._dynamo",  # by the first optimizer
+    "altair",  # by the book's figures
+    "sacrebleu",
+]
 
 
 class Forks:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import io
 import json
 import os
@@ -100,7 +101,6 @@ def serve(number: int) -> None:
     import numpy.ctypeslib  # noqa: F401
     import sacrebleu.tokenizers.tokenizer_13a  # noqa: F401
     import torch
-    import torch._dynamo  # the first optimizer loads it
     from tyro import _docstrings, _unsafe_cache
 
     from annotated_transformer.cli import parsing, systems, train
@@ -111,6 +111,7 @@ def serve(number: int) -> None:
 
     # Each child would read the commands' source anew, and write the same sentences.
     vars(_docstrings)["get_field_docstring"] = cache(_docstrings.get_field_docstring)
+    vars(inspect)["getsourcelines"] = cache(inspect.getsourcelines)
     vars(_unsafe_cache)["clear_cache"] = lambda: None  # nor their types
     vars(corpora)["grammar_pairs"] = cache(grammar_pairs)
     for split, size in (("val", None), ("train", 9), ("train", 50)):

@@ -81,7 +81,8 @@ def kill(stage):
     folder, size, kills = Path(stage["folder"]), stage["size"], stage["kills"]
     rng = random.Random(stage["seed"])
     killed, places, cut = 0, set(), 0
-    while killed < kills:
+    # More, where a slow machine came no further than to one place
+    while killed < kills or (len(places) < 2 and killed < 4 * kills):
         children = start(stage)
         if killed % 2:  # when it goes on; else at the start, too
             newest, patience = checkpoint_paths(folder)[-1:], time.monotonic() + 20
@@ -182,7 +183,7 @@ def test_killed_at_any_moment(tmp_path: Path, size: int, kills: int) -> None:
     straight = stage(tmp_path / "straight", size)
     stopped = stage(tmp_path / "killed", size, kills=kills, seed=seed)
     killed, cut, places = run(tmp_path, straight, stopped)
-    assert killed == kills
+    assert killed >= kills
     assert cut > 0
     assert places > 1
     assert left(tmp_path / "killed") == left(tmp_path / "straight")
