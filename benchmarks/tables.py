@@ -149,7 +149,7 @@ def results() -> str:
         ["Time of a training step, the paper's base size, two cores", "1",
          f"{_spread(trained['others base'])}; on equal terms (the same matrix products, memory "
          f"settings and dropout for all) {_spread(trained['equal base'])}"],
-        ["Time of greedy decoding, the same size, as many tokens, on two kinds of processor", "1",
+        ["Time of greedy decoding, equal sizes and lengths, on two kinds of processor", "1",
          "; ".join(greedy)],
     ]  # fmt: skip
     return table(["What", "Ours", "Published, or others"], rows)

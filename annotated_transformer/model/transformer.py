@@ -43,7 +43,7 @@ class ModelConfig:
     norm: Norm = "post"  #: As the paper prints it; ``"pre"`` as its later code has it.
     positions: Positions = "sinusoid"  #: Or ``"learned"``, as in Table 3, row (E).
     max_len: int = 1024  #: Number of positions, the longest sentence.
-    tie: Tie = "all"  #: ``"all"`` three share a matrix (§3.4), the ``"target"`` side or ``"none"``.
+    tie: Tie = "all"  #: Shares ``"all"`` matrices (§3.4), the ``"target"`` side's or ``"none"``.
 
     def __post_init__(self) -> None:
         """Refuse what no model can be built from; see :func:`check_config`."""

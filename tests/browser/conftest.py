@@ -74,11 +74,16 @@ def site() -> Iterator[str]:
         pytest.fail("there is no built book: run `make book` first", pytrace=False)
 
     class Quiet(SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # one connection for many files
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # the usual five are fewer than a page opens at once
+
     handler = functools.partial(Quiet, directory=str(HTML))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
