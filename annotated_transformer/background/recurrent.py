@@ -204,7 +204,7 @@ class Recurrent(nn.Module):
             padding; and the state after the last word, shaped as ``state``.
 
         Raises:
-            ValueError: If the shapes do not fit, or a length is not between 0 and ``n``.
+            ValueError: If ``x`` has not three axes or is empty, or a length is not in 0 to ``n``.
         """
         keep = _real(x, lengths)
         x = x if keep is None else x.masked_fill(~keep, 0.0)
@@ -325,7 +325,7 @@ class LanguageModel(nn.Module):
             raise ValueError("the layer must take the batch first: batch_first=True")
         self.embedding = nn.Embedding(vocab, layer.input_size, padding_idx=PAD)
         self.layer = layer
-        self.project = nn.Linear(layer.hidden_size, vocab)
+        self.project = nn.Linear(getattr(layer, "proj_size", 0) or layer.hidden_size, vocab)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return log-probabilities ``(batch, n, vocab)`` of what follows ``tokens (batch, n)``.

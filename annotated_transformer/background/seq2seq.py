@@ -65,10 +65,10 @@ class Source:
 
     Attributes:
         memory: The output of the encoder, ``(rows, m, 2 * hidden)``; m is 1 for a fixed context.
-        padding: Boolean ``(rows, 1, m)``, true at padding.
+        padding: Boolean ``(rows, 1, source length)``, true at padding.
         keys: What queries are compared with, ``(rows, m, hidden)``; empty without attention.
         gates: What each source word would add to the gates of the decoder's cell,
-            ``(rows, m, 3 * hidden)``; empty where the cell reads no context.
+            ``(rows, m, 3 * hidden)``; empty except with additive attention.
     """
 
     memory: Tensor

@@ -170,8 +170,8 @@ def training_flops(
 ) -> int:
     """Count the operations of all matrix products in a training step, forward and backward.
 
-    A causal mask is not subtracted, though it hides nearly half of the pairs; padding, and what is
-    computed a second time to save memory, is not counted.
+    A causal mask is not subtracted, though it hides nearly half of the pairs of target tokens;
+    padding, and what is computed a second time to save memory, is not counted.
 
     Args:
         config: Sizes of the model.

@@ -21,7 +21,7 @@ from annotated_transformer.model.architecture import (
 )
 from annotated_transformer.model.embeddings import Embeddings, LearnedPositions, PositionalEncoding
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
-from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.multi_head import MultiHeadedAttention, head_widths
 
 Positions = Literal["sinusoid", "learned"]
 Tie = Literal["all", "target", "none"]
@@ -76,6 +76,7 @@ def check_config(config: ModelConfig) -> None:
     for name, kind in (("norm", Norm), ("positions", Positions), ("tie", Tie)):
         if (value := getattr(config, name)) not in get_args(kind):
             raise ValueError(f"{name}={value!r}: choose among {', '.join(get_args(kind))}")
+    head_widths(config.h, config.d_model, config.d_k, config.d_v)
 
 
 base = ModelConfig()

@@ -237,6 +237,8 @@ def hits(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
     Raises:
         ValueError: There are no links, or one lies outside its map.
     """
+    if not any(links):
+        raise ValueError("no links: there is nothing to be right or wrong about")
     right, asked = torch.zeros(maps[0].shape[:2]), 0
     for weights, linked in zip(maps, links, strict=True):
         table = as_table(linked, *weights.shape[2:])
@@ -244,8 +246,6 @@ def hits(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
         top = weights[:, :, rows].argmax(dim=-1)  # (layers, h, rows)
         right += table[rows, top].sum(dim=-1)
         asked += len(rows)
-    if not asked:
-        raise ValueError("no links: there is nothing to be right or wrong about")
     return right / asked
 
 

@@ -426,7 +426,7 @@ class TreeConstraint(Symbols):
         Args:
             tree: The state so far.
             words: Number of words of the sentence.
-            limit: Maximum symbols, the end included; a bracket opens only if all can close.
+            limit: Maximum symbols, with the end; brackets open if they can close, the first always.
 
         Raises:
             ValueError: There are no words.

@@ -150,7 +150,7 @@ def token_batches(
     for part in order.split(size):
         source, target = lengths[part].long().unbind(dim=1)
         width = source.maximum(target)
-        by = (width * (2 * most) + source - target).argsort(stable=True)  # then by the shorter side
+        by = (width * (2 * most) + source - target).argsort(stable=True)  # then source minus target
         batches += part[by].split(_fill(width[by], max_tokens))
     if shuffle:
         return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]

@@ -142,7 +142,7 @@ def moses(lines: Sequence[str], language: str, *, plain: bool = False) -> list[s
     Args:
         lines: Sentences.
         language: As ``de``; sets the abbreviations that keep their full stop.
-        plain: Replace curly quotes and the like by their plain forms first.
+        plain: Replace “, ” and the like, but not „, by their plain forms first.
 
     Raises:
         ScoreError: There are no rules for the language here.

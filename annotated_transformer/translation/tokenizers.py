@@ -125,7 +125,7 @@ class WordTokenizer(Numbered):
         return [self._ids.get(entry, UNK) for entry in cut(text, self.language)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text, with one space where the encoded text had white space."""
+        """Return the text, with a space where there was white space, and before unknown words."""
         entries = (self._all[n] for n in self.checked(ids) if n not in (PAD, BOS, EOS))
         return "".join(word if glued else f" {word}" for word, glued in entries).removeprefix(" ")
 

@@ -326,6 +326,12 @@ def test_language_model_does_not_see_the_future(kind: type[Recurrent], fast: boo
     assert (before[:, 4:] - after[:, 4:]).abs().max() > 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")  # it is only slower
+def test_language_model_takes_a_layer_with_a_projection() -> None:
+    model = LanguageModel(9, nn.LSTM(5, 6, proj_size=3, batch_first=True))
+    assert model(torch.randint(1, 9, (2, 7))).shape == (2, 7, 9)
+
+
 def test_language_model_refuses_layers_that_see_the_future() -> None:
     with pytest.raises(ValueError, match="must not see"):
         LanguageModel(9, LSTM(5, 6, bidirectional=True))

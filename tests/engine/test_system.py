@@ -9,11 +9,10 @@ from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.config import Options, UsageError
-from annotated_transformer.engine.system import System, fresh_model, model_config, translate_lines
-from annotated_transformer.engine.texts import learn_tokenizers
+from annotated_transformer.engine.system import System, model_config, translate_lines
 from annotated_transformer.model.transformer import PRESETS, ModelConfig
 from annotated_transformer.translation.greedy import greedy_search
-from tests.engine.small import OPTIONS, TEXTS
+from tests.engine.small import TEXTS
 
 
 def test_sizes_follow_the_options() -> None:
@@ -28,10 +27,8 @@ def test_sizes_follow_the_options() -> None:
     expected = ModelConfig(**{names.get(name, name): value for name, value in sizes.items()})
     assert model_config(options, True) == model_config(options, False) == expected
     assert model_config(options.replace(tie=None), False) == replace(expected, tie="target")
-    wrong = model_config(options.replace(heads=5, d_k=None), True)
-    tokenizers = learn_tokenizers(TEXTS[0], OPTIONS.data)
     with pytest.raises(UsageError, match="d_model=96 is not a multiple of h=5"):
-        fresh_model(tokenizers, wrong, 0)
+        model_config(options.replace(heads=5, d_k=None), True)
 
 
 def test_sizes_of_the_other_architectures() -> None:

@@ -238,11 +238,10 @@ def test_too_long_sentences_are_refused(positions: str) -> None:
 def test_sizes_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make_model(V, V, **options)
-    if "h" not in options or "d_model" not in options:  # those two are at odds in a layer only
-        with pytest.raises(ValueError, match=re.escape(message)):
-            ModelConfig(**options)
-        with pytest.raises(ValueError, match=re.escape(message)):
-            dataclasses.replace(base, **options)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ModelConfig(**options)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        dataclasses.replace(base, **options)
 
 
 def test_the_limits_themselves_are_allowed() -> None:

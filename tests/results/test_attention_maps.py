@@ -353,6 +353,8 @@ def test_links_must_lie_inside() -> None:
         as_table(frozenset({(-1, 0)}), 5, 3)
     with pytest.raises(ValueError, match="no links"):
         hits([HAND], [frozenset()])
+    with pytest.raises(ValueError, match="no links"):
+        hits([], [])
     with pytest.raises(ValueError, match="argument 2"):
         hits([HAND, HAND], [frozenset({(0, 0)})])
 
