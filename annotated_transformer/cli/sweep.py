@@ -94,13 +94,16 @@ def run(command: Sweep) -> int:
 def chosen(command: Sweep) -> Grid:
     """Return the grid with what the command line changes."""
     changes: dict[str, Any] = {"device": command.device}
-    if command.mirror is not None:
-        changes["mirror"] = command.mirror
+    changes |= {} if command.mirror is None else {"mirror": command.mirror}
     grid = load_grid(command.grid, changes)
-    for row in command.rows:
-        if row not in grid.rows:
-            raise UsageError(f"--rows {row}: choose among {', '.join(grid.rows)}")
+    if unknown := [row for row in command.rows if row not in grid.rows]:
+        raise UsageError(f"--rows {unknown[0]}: choose among {', '.join(grid.rows)}")
     rows = {row: grid.rows[row] for row in grid.rows if row in (command.rows or grid.rows)}
+    for row, options in rows.items():
+        try:
+            cost(options)
+        except UsageError as error:
+            raise UsageError(f"row {row}: {error}") from None
     return Grid(grid.name, rows, command.seeds or grid.seeds)
 
 

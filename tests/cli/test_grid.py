@@ -139,14 +139,25 @@ def test_a_sweep_trains_what_is_missing(
     assert "is no record of a sweep" in said
 
 
-def test_a_run_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {"base": {}, "odd": {"heads": 3}}  # eight features for three heads
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        ({"heads": 3}, "d_model=8 is not a multiple of h=3"),  # before the first run begins
+        ({"max_tokens": 2}, "row odd, seed 0 failed; see "),
+    ],
+)
+def test_a_run_that_fails_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], odd: dict[str, int], what: str
+) -> None:
+    rows = {"base": {}, "odd": odd}
     grid, out = write_grid(tmp_path, rows=rows, seeds=1), tmp_path / "runs"
     status, _, said = told(capsys, grid, "--out", out, "--jobs", 1, "--quiet")
     assert status == 2
     assert "Traceback" not in said
     last = said.splitlines()[-1]
     assert "row odd" in last
+    assert what in last
+    assert (out / "small.json").exists() == ("heads" not in odd)
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
