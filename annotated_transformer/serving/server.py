@@ -1,7 +1,5 @@
 """The server: its socket, its signals and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -35,7 +33,9 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError):
         raise UsageError(f"--host {host}: is unknown; give an address as 127.0.0.1") from None
     try:
-        return socket.create_server((host, port), family=family)
+        server = socket.create_server((host, port), family=family)
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or a body waits for an ACK
+        return server
     except OSError as error:
         reason = error.strerror or error
         what = f"--host {host} --port {port}: cannot be used: {reason}"

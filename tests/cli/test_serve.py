@@ -70,6 +70,14 @@ def test_an_address_that_is_taken(capsys: Capture) -> None:
     assert "choose another port" in line
 
 
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """A head and its body leave at once, where Nagle's algorithm would hold the body for 40 ms."""
+    with listen("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()):
+        accepted, _ = sock.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_hosts(capsys: Capture) -> None:
     assert "--host no.such.name.invalid" in fails(capsys, "serve", "--host", "no.such.name.invalid")
     with listen("localhost", 0) as sock:
