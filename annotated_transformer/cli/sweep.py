@@ -38,7 +38,7 @@ from annotated_transformer.cli.output import (
 )
 from annotated_transformer.cli.systems import ALPHA, BEAM, move
 from annotated_transformer.data.corpora import language_codes
-from annotated_transformer.data.files import load_json, write_atomically
+from annotated_transformer.data.files import load_json, locked, write_atomically
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
 from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.interruption import handling, undisturbed
@@ -84,8 +84,10 @@ def run(command: Sweep) -> int:
             return 0
         with tqdm(total=len(left), unit="run", disable=command.quiet or sys.stderr is None) as bar:
             for row, seed, result in finished(left, folder, jobs, keep=command.keep):
-                record["rows"][row]["runs"][str(seed)] = {**result, "commit": made_by}
-                save_record(path, record)
+                with locked(folder, wait=True):  # another sweep may have added to the record
+                    record = open_record(path, grid) if path.exists() else record
+                    record["rows"][row]["runs"][str(seed)] = {**result, "commit": made_by}
+                    save_record(path, record)
                 bar.update()
     show_table(record)
     return 0

@@ -1,7 +1,5 @@
 """Shared file handling: errors, digests, locks and atomic writes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """The log of a run: one JSON object per line, readable even after the process was killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

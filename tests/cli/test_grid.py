@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 
+from annotated_transformer.cli import sweep
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.sweep import SweepError, cost, difference, packed, unpacked
 from annotated_transformer.engine.config import UsageError
@@ -158,6 +159,29 @@ def test_a_run_that_fails_is_named(
     assert "row odd" in last
     assert what in last
     assert (out / "small.json").exists() == ("heads" not in odd)
+
+
+def test_two_sweeps_may_share_a_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first one trains its row, another one trains the other row."""
+    (out := tmp_path / "runs").mkdir()
+    words = (write_grid(tmp_path), "--out", out, "--quiet", "--seeds", 1, "--rows")
+    result = {"parameters": 1, "loss": 1.0, "bleu": 1.0}
+
+    def trained(left: list[tuple[str, int, Any]], *_: Any, keep: bool) -> Iterator[tuple[Any, ...]]:
+        ((row, seed, _),) = left
+        if row == "base":
+            assert told(capsys, *words, "A1")[0] == 0
+        yield row, seed, result
+
+    monkeypatch.setattr(sweep, "finished", trained)
+    monkeypatch.setattr(sweep, "estimate", lambda *_: 0.0)
+    status, table, _ = told(capsys, *words, "base")
+    assert status == 0
+    rows = json.loads((out / "small.json").read_bytes())["rows"]
+    assert {row: list(found["runs"]) for row, found in rows.items()} == {"base": ["0"], "A1": ["0"]}
+    assert re.search(r"^A1 ", table, re.MULTILINE)
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
