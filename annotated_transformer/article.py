@@ -6,8 +6,6 @@ standard deviation, dropout of attention weights and hidden units, and no shared
 two editions use the same name differently, both ways of calling it work.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import time
@@ -116,7 +114,7 @@ def make_model(
     h: int = 8,
     dropout: float = 0.1,
 ) -> EncoderDecoder:
-    """Build the article's model, with Glorot initialisation of all matrices."""
+    """Build the article's model, with Glorot initialization of all matrices."""
     c = copy.deepcopy
     attn, ff = MultiHeadedAttention(h, d_model), PositionwiseFeedForward(d_model, d_ff, dropout)
     position = PositionalEncoding(d_model, dropout)

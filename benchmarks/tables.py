@@ -139,8 +139,8 @@ def results() -> str:
         for name in ("ctranslate2", "hugging_face")
     ]
     rows = [
-        [f"English to German, Multi30k test 2016, three runs of {minutes} minutes on two processor "
-         "cores", f"{bleu} BLEU", f"[{published}]({page}) (Wu et al., 2021, same size)"],
+        [f"English to German, Multi30k test 2016, mean of three runs of {minutes} minutes on two "
+         "processor cores", f"{bleu} BLEU", f"[{published}]({page}) (Wu et al., 2021, same size)"],
         ["English to German, WMT 2014, the paper's task", f"[not run yet]({page})",
          "27.3 (base), 28.4 (big) BLEU (the paper)"],
         ["The model that comes with the package "

@@ -147,7 +147,7 @@ def x_transformers(size: Size) -> Trained:
 
 
 def opennmt(size: Size) -> Trained:
-    """OpenNMT-py's model, loss, optimiser and training step, from the options of its recipe."""
+    """OpenNMT-py's model, loss, optimizer and training step, from the options of its recipe."""
     use(FOLDER / "opennmt")
     sys.modules["fasttext"] = types.ModuleType("fasttext")  # only tells languages apart
     import pyonmttok

@@ -1,7 +1,5 @@
 """``ablation`` adds beam search, length penalty and averaging one by one and scores each."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """``average`` averages the last checkpoints of a run."""
 
-from __future__ import annotations
-
 from annotated_transformer.cli.options import Average
 from annotated_transformer.cli.output import log
 from annotated_transformer.engine.checkpoints import AVERAGED, average_system

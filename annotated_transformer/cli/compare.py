@@ -1,7 +1,5 @@
 """``compare`` scores two translations of one text."""
 
-from __future__ import annotations
-
 from annotated_transformer.cli.options import Compare
 from annotated_transformer.cli.output import print_result
 from annotated_transformer.data.corpora import read_parallel, read_side
@@ -15,7 +13,8 @@ def run(command: Compare) -> int:
     second, *_ = read_side(command.second)  # read each file once, because it may be a pipe
     if len(second) != len(text):
         raise CorpusError(
-            f"{command.second} has {len(second)} lines and {command.references} has {len(text)}; "
+            f"{command.second} has {len(second)} line{'s' * (len(second) != 1)} and "
+            f"{command.references} has {len(text)}; "
             "line n of one file must translate line n of the other"
         )
     found = paired_bootstrap(text.source, second, text.target, samples=command.samples)

@@ -1,13 +1,11 @@
 """``diagnose`` says what is wrong with a parallel text, without training."""
 
-from __future__ import annotations
-
 import math
 
 from annotated_transformer.cli.options import Diagnose
 from annotated_transformer.cli.output import print_result
 from annotated_transformer.data.corpora import Preparation, read_parallel
-from annotated_transformer.data.diagnosis import DRIFT, Finding, diagnose
+from annotated_transformer.data.diagnosis import ALONE, DRIFT, Finding, diagnose
 from annotated_transformer.engine.config import UsageError
 
 
@@ -33,10 +31,10 @@ def table(pairs: int, found: list[Finding]) -> list[str]:
     """Return the lines of the table: finding, number, share, lines; below each the remedy."""
     rows = []
     for each in found:
-        share = "" if each.kind == DRIFT else f"{each.count / max(pairs, each.count):.2%}"
+        share = "" if each.kind in (ALONE, DRIFT) else f"{each.count / max(pairs, 1):.2%}"
         lines = ", ".join(map(str, each.lines)) + (", …" if each.count > len(each.lines) else "")
         word = "line" if each.count == 1 else "lines"
-        rows.append((each.kind, f"{each.count:,}", share, f"{word} {lines}" if lines else ""))
+        rows.append((each.kind, f"{each.count:,}", share, f"{word} {lines}" if each.lines else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(3)] if rows else []
     out = []
     for row, each in zip(rows, found, strict=True):

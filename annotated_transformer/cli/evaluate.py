@@ -1,7 +1,5 @@
 """``evaluate`` scores a system on a corpus, or one file against another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from annotated_transformer.cli.options import Evaluate

@@ -1,7 +1,5 @@
 """``export`` writes a system as CTranslate2, Hugging Face's transformers or ONNX read it."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from importlib.util import find_spec

@@ -3,8 +3,6 @@
 Everything else is imported after signals are handled, so that Ctrl-C never shows a traceback.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

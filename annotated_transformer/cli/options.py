@@ -1,7 +1,5 @@
 """The options of each command as dataclasses. Importing this does not import PyTorch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
@@ -12,8 +10,8 @@ from annotated_transformer.data.corpora import Preparation
 from annotated_transformer.engine.config import Options, recipes
 from annotated_transformer.engine.sweep import sweeps
 
-GRID = f"Grid of runs: a JSON file, or one of {', '.join(sweeps())}."
-RECIPE = f"Recipe with the defaults: a JSON file, or one of {', '.join(recipes())}."
+GRID = f"Grid of runs: a JSON file, or a name: {', '.join(sweeps())}."
+RECIPE = f"Recipe with the defaults: a JSON file, or a name: {', '.join(recipes())}."
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Weights:
     """Which weights to use, and where."""
 
     averaged: bool = False
-    """Use the average of the last checkpoints, even if the best checkpoint is better."""
+    """Use the average of the last snapshots, even if the best checkpoint is better."""
     best: bool = False
     """Use the best checkpoint, even if the average of the last ones is better."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -101,7 +99,7 @@ class Translate:
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
     """File for the translation; - is the standard output."""
     ensemble: tuple[Path, ...] = ()
-    """More systems with the same tokenizer: decode with the mean of all probabilities."""
+    """More systems with the same tokenizer, named last: decode with the mean probabilities."""
     scores: bool = False
     """Put score and log-probability before each translation, with tabs between."""
     n_best: int | None = None
@@ -111,7 +109,7 @@ class Translate:
     """Translate each line as it is entered, after a prompt; an invalid line does not end it."""
     search: Search = field(default_factory=Search)
     quiet: bool = False
-    """Show no progress bar."""
+    """Show no progress bar and no messages."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +125,12 @@ class Score:
     tokens: bool = False
     """Also print each token with its log-probability."""
     ensemble: tuple[Path, ...] = ()
-    """More systems with the same tokenizer: score with the mean of all probabilities."""
+    """More systems with the same tokenizer, named last: score with the mean probabilities."""
     weights: Weights = field(default_factory=Weights)
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
     """File for the scores; - is the standard output."""
     quiet: bool = False
-    """Show no progress bar."""
+    """Show no progress bar and no messages."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ class Parse:
     """File for the trees; - is the standard output."""
     search: Search = field(default_factory=Search)
     quiet: bool = False
-    """Show no progress bar."""
+    """Show no progress bar and no messages."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +209,7 @@ class Evaluate:
     test_files: tuple[Path, Path] | None = None
     """Source and target text to score the system on, instead of a corpus."""
     split: str | None = None
-    """Split of the corpus (test; val if a prepared corpus has no test split by default)."""
+    """Split of the corpus (test by default, or val if a prepared corpus has no test split)."""
     mirror: Path | None = None
     """Folder with the corpora's files, to read instead of downloading."""
     hypotheses: Path | None = None
@@ -219,7 +217,7 @@ class Evaluate:
     references: Path | None = None
     """Reference translations for --hypotheses."""
     ensemble: tuple[Path, ...] = ()
-    """More systems with the same tokenizer: decode with the mean of all probabilities."""
+    """More systems with the same tokenizer, named last: decode with the mean probabilities."""
     protocols: bool = False
     """Also score under the other protocols that published numbers use."""
     language: str | None = None
@@ -261,12 +259,12 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Average:
-    """Average the last checkpoints of a run (trained with --average)."""
+    """Average the last snapshots of a run (trained with --average)."""
 
     model: Positional[Annotated[Path, arg(metavar="MODEL")]]
     """Folder of the run."""
     last: int | None = None
-    """Number of checkpoints (all that were kept by default)."""
+    """Number of snapshots (all by default)."""
 
 
 @dataclass(frozen=True)

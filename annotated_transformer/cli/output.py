@@ -1,7 +1,5 @@
 """The output of the commands: messages, results and files."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

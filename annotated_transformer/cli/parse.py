@@ -1,7 +1,5 @@
 """``parse`` draws the trees of sentences, with a system trained on a treebank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parsing of the command line into a command and its options, without importing PyTorch."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools
@@ -48,6 +46,17 @@ from annotated_transformer.engine.config import (
 )
 
 COMPLETION = "--tyro-print-completion"
+PLAIN = (  # what tyro says, and what we say
+    (r"Missing value for argument '(\S+)'.*", r"\1: needs a value"),
+    (r"Error parsing (\S+): .*\{PATH PATH\}.*", r"\1: needs two files"),
+    (r"Error parsing (\S+): .*\bINT\b.* from \['(.*)'\]", r"\1 \2: must be a whole number"),
+    (r"Error parsing (\S+): .* int\(\) .*: '(.*)'", r"\1 \2: must be a whole number"),
+    (r"Error parsing (\S+): .*\bFLOAT\b.* from \['(.*)'\]", r"\1 \2: must be a number"),
+    (r"Error parsing (\S+): .* float: '(.*)'", r"\1 \2: must be a number"),
+    (r"Unrecognized options: (-\S+).*", r"\1: there is no such option"),
+    (r"Unrecognized options: (\S+).*", r"\1: is one argument too many"),
+    (r"invalid choice '(.*)' for argument '(.*)'\. Expected one of .*", r"\2 \1: is no choice"),
+)
 KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in COMMANDS}
 ALIASES = {  # other names of options of train
     alias: flag(option.name)
@@ -115,8 +124,10 @@ def parse(words: Sequence[str]) -> Command:
         print_result(commands_help())
         raise SystemExit(0)
     if name not in KINDS:
-        reason = f"{name}: there is no such command" if name else "no command given"
-        raise UsageError(f"{reason}; {suggestion(name, KINDS)}choose among {', '.join(KINDS)}")
+        what = "option before a command" if name.startswith("-") else "command"
+        reason = f"{name}: there is no such {what}" if name else "no command given"
+        meant = suggestion(name, ("--help", "--version", *KINDS))
+        raise UsageError(f"{reason}; {meant}choose among {', '.join(KINDS)}")
     plain, said = read_words(name, words[1:])
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # tyro hangs with fewer
@@ -133,7 +144,7 @@ def parse(words: Sequence[str]) -> Command:
             )
     except SystemExit as stop:
         if stop.code:
-            told = f"{unboxed(box.getvalue())}; see {NAME} {name} --help"
+            told = f"{plain_error(unboxed(box.getvalue()))}; see {NAME} {name} --help"
             raise UsageError(told) from None
         print_result(without_none(box.getvalue()).rstrip())
         raise
@@ -295,6 +306,20 @@ def without_none(text: str) -> str:
     pattern = r"\(default:[\s│|]+(?:None|False)?\)"
     text = re.sub(pattern, lambda found: re.sub(r"[^\s│|]", " ", found[0]), text)
     return re.sub(r"^[│|] +[│|]\n| +$", "", text, flags=re.MULTILINE)
+
+
+def plain_error(text: str) -> str:
+    """Return an error of tyro's in words like those of all other errors."""
+    if missing := re.fullmatch(r"Missing from \S+ \S+: (.*)", text):
+        names = [each.split()[0] for each in missing[1].split("(required)") if each.strip()]
+        return f"{', '.join(names)}: missing; give {'it' if len(names) == 1 else 'them'}"
+    choices = re.search(r"Expected one of \((.*?),?\)$", text)
+    for pattern, ours in PLAIN:
+        text = re.sub(f"^{pattern}$", ours, text)
+    if choices:
+        names = [each for each in choices[1].replace("'", "").split(", ") if each != "None"]
+        text = text.replace("is no choice", f"choose among {', '.join(names)}")
+    return text
 
 
 def unboxed(box: str) -> str:

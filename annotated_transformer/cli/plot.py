@@ -1,7 +1,5 @@
 """``plot`` draws the log of a run."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import asdict
 
@@ -16,6 +14,9 @@ from annotated_transformer.engine.log_figure import log_figure
 
 def run(command: Plot) -> int:
     """Plot what the run has logged so far."""
+    if not command.model.is_dir():
+        what = "is a file" if command.model.exists() else "no such folder"
+        raise UsageError(f"{command.model}: {what}; give the folder of a run")
     path = command.output or command.model / "training.svg"
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"--output {path}: must end with .svg, .png or .pdf")

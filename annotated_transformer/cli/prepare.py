@@ -1,7 +1,5 @@
 """``prepare`` makes a corpus larger than memory ready for training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from annotated_transformer.cli.options import Prepare

@@ -1,7 +1,5 @@
 """``score`` prints the log-probability that a system gives to translations."""
 
-from __future__ import annotations
-
 import math
 
 from annotated_transformer.cli.options import Score, Search

@@ -1,7 +1,5 @@
 """``serve`` answers requests for translations over HTTP, with a page to try it."""
 
-from __future__ import annotations
-
 from annotated_transformer.cli.options import Search, Serve
 from annotated_transformer.cli.output import log, print_result
 from annotated_transformer.cli.systems import open_pretrained, open_system, refuse_parser

@@ -1,7 +1,5 @@
 """Loading of trained systems and of test sets, shared by several commands."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -119,7 +117,7 @@ def open_pretrained(search: Search) -> tuple[System, Pretrained]:
             raise UsageError(f"--{name}: needs the folder of a trained system; give one")
     device = check_options(search)
     found = load_pretrained()
-    system = System(found.model, found.config, ("de", "en"), found.tokenizers, {})
+    system = found.system
     at_most("--beam", search.beam, system)
     move(system, device, search.precision)
     return system, found

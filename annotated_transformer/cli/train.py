@@ -1,7 +1,5 @@
 """``train`` trains a system on a corpus, or resumes a run."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from datetime import timedelta

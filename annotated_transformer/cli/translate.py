@@ -1,7 +1,5 @@
 """``translate`` translates a file or the standard input line by line."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -123,7 +121,7 @@ class Decoder:
         if self.pretrained is None or self.command.quiet:
             return
         found = {number: self.pretrained.unknown(line) for number, line in enumerate(lines, first)}
-        told = [(number, words) for number, words in found.items() if words]
+        told = [(number, list(dict.fromkeys(words))) for number, words in found.items() if words]
         for number, words in told[:MOST_TOLD]:
             log(f"{name}, line {number}: the model does not know {', '.join(words[:MOST_TOLD])}")
         if more := len(told[MOST_TOLD:]):

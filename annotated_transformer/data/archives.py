@@ -1,7 +1,5 @@
 """Safe unpacking of untrusted archives."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

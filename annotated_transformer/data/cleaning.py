@@ -1,7 +1,5 @@
 """Cleaning of parallel text: bad pairs, misaligned sides, and overlap with test sentences."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

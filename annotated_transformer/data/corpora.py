@@ -27,7 +27,7 @@ class ParallelText:
         name: The corpus: ``grammar``, ``multi30k``, ``files`` ...
         split: The part of it: ``train``, ``val``, ``test`` ...
         languages: Source and target language.
-        source: The sentences, untokenised.
+        source: The sentences, untokenized.
         target: Their translations, in the same order.
         origin: Where the text came from, in one line.
         checksums: File names with the SHA-256 of their bytes.

@@ -1,7 +1,5 @@
 """What is wrong with a parallel text, by the checks of ``train`` and ``prepare``."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +15,7 @@ REMEDIES = {  # in the order of the table
     "broken characters": "convert the files to UTF-8, and remove NUL bytes",
     "blank": "remove the pairs; train and prepare leave them out",
     "too long": "split them into sentences; prepare leaves them out",
-    "length ratio": "look whether one side is cut or belongs elsewhere; prepare leaves them out",
+    "length ratio": "check whether one side is cut or belongs elsewhere; prepare leaves them out",
     "duplicate": "keep one of each; prepare does",
     "in the validation text": "remove the pairs, else validation measures memory",
 }  #: The kinds of findings, each with what to do about it.

@@ -1,7 +1,5 @@
 """Downloads of files, checked against their digests."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

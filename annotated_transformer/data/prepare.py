@@ -10,8 +10,6 @@ Each step writes complete files, and its last file marks the step as done:
 If the process is killed, the current step is lost, but in step 3 only one shard per worker.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Reading of a corpus that ``prepare`` has made."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterable

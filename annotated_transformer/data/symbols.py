@@ -1,7 +1,5 @@
 """A tokenizer whose tokens are whole symbols: words, and the brackets and tags of their trees."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

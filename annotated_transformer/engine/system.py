@@ -51,7 +51,7 @@ class System:
         languages: Source and target language, such as ``("de", "en")``.
         tokenizers: For source and target; the same object if the vocabulary is shared.
         training: How it was trained: ``options`` and ``checksums``; may be empty.
-        precision: The precision of decoding, see ``keep_decoder_weights``.
+        precision: The precision of decoding: float32, bfloat16 or int8.
     """
 
     model: EncoderDecoder
@@ -86,8 +86,10 @@ def join_systems(systems: Sequence[System], names: Sequence[str] = ()) -> System
         names: Names of the systems in errors (``system 1`` and so on by default).
 
     Raises:
-        UsageError: Two systems have different vocabularies or languages.
+        UsageError: There is none, or two have different vocabularies or languages.
     """
+    if not systems:
+        raise UsageError("no systems; give at least one")
     said = names or [f"system {number}" for number in range(1, len(systems) + 1)]
     for system, name in zip(systems, said, strict=True):
         for what, own, other in (
@@ -183,7 +185,7 @@ def translate_lines(
     Args:
         system: A trained system.
         lines: Sentences.
-        beam: Beam size; 1 is greedy decoding.
+        beam: Beam size; 1 is greedy decoding (the command's default is 4).
         alpha: Strength of the length penalty in beam search.
         max_tokens: Maximum source tokens of a batch, over all hypotheses.
         name: Name of the input in errors.
@@ -309,6 +311,8 @@ def decode_lines(
     Raises:
         CorpusError: A line is longer than the model's limit.
     """
+    if isinstance(lines, str):
+        raise TypeError("lines: give a list of strings, not one string")
     limit = system.config.max_len - 1
     ids = [system.tokenizers[0].encode(line) if line.strip() else [] for line in lines]
     for number, tokens in enumerate(ids, first):

@@ -17,7 +17,7 @@ def nucleus(
     log_probs: Tensor, p: float, *, own: int = 0, least: int = 1, down: bool = True,
     back: bool = True, out: float = -math.inf,
 ) -> Tensor:  # fmt: skip
-    """Keep of each row the fewest tokens whose probabilities sum to ``p``, and renormalise."""
+    """Keep of each row the fewest tokens whose probabilities sum to ``p``, and renormalize."""
     probs, tokens = log_probs.detach().exp().sort(-1, descending=down)
     kept = probs.cumsum(-1) - (1 - own) * probs < p
     kept[..., :least] = True
@@ -36,7 +36,7 @@ NUCLEUS: Final = Exercise(
         "the token that crosses p is left out: they sum to at least p": partial(nucleus, own=1),
         "the token that crosses p is left out, even if it is the only one":
             partial(nucleus, own=1, least=0),
-        "not renormalised: divide by the sum of what is kept":
+        "not renormalized: divide by the sum of what is kept":
             lambda x, p: x.detach().masked_fill(nucleus(x, p).isinf(), -math.inf),
         "the mask is in the order of the sorted tokens": partial(nucleus, back=False),
         "the least probable tokens are kept": partial(nucleus, down=False),

@@ -38,6 +38,7 @@ from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.translation.greedy import greedy_search
 
 if TYPE_CHECKING:
+    from annotated_transformer.engine.system import System
     from annotated_transformer.translation.tokenizers import BPETokenizer
 
 FOLDER = Path(__file__).parent
@@ -72,6 +73,13 @@ class Pretrained:
     def tokenizers(self) -> tuple[BPETokenizer, BPETokenizer]:
         """The tokenizers of source and target, here the same one."""
         return self.tokenizer, self.tokenizer
+
+    @property
+    def system(self) -> System:
+        """The model as a system, for ``translate_lines``, ``save_system`` and so on."""
+        from annotated_transformer.engine.system import System
+
+        return System(self.model, self.config, ("de", "en"), self.tokenizers, {})
 
     def batch(self, source: str, target: str) -> Batch:
         """Return a batch of one pair: ``src (1, m)``, ``tgt`` and ``tgt_y (1, n)``, and masks."""

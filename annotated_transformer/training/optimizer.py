@@ -25,7 +25,7 @@ def make_adam(model: nn.Module, lr: float = 1.0) -> torch.optim.Adam:
     """Return Adam with β₁ 0.9, β₂ 0.98, ε 1e-9 (§5.3), in its fused form.
 
     Args:
-        model: Its parameters are optimised; shared ones once.
+        model: Its parameters are optimized; shared ones once.
         lr: Base rate, which a schedule multiplies.
     """
     return torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98), eps=1e-9, fused=True)

@@ -254,9 +254,9 @@ translate @run --interactive -o out                     | --interactive
 translate @run @text/is --nbest 3                       | --n-best
 translate @run @text/is --num-return-sequences 3        | --n-best
 translate @run @text/is --do-sample                     | --sample
-score                                                   | trained system
+score                                                   | MODEL
 score nowhere @text/is @text/is                         | nowhere
-score @run @text/is                                     | translation
+score @run @text/is                                     | TARGET
 score @run @text/is @text/latin                         | latin
 score @run @text/is @text/is --averaged --best          | --averaged
 score @run @text/is @text/is --device cuda              | --device
@@ -266,8 +266,8 @@ score @run @text/is @text/is --ensemble @other --quiet  | other
 score @run @text/is @text/is --beam 2                   | --beam
 score @parser @text/dogs.en @text/dogs.trees            | parser
 score @text @text/is @text/is                           | text
-diagnose                                                | Source text
-diagnose @text/is                                       | Target text
+diagnose                                                | SOURCE
+diagnose @text/is                                       | TARGET
 diagnose @text/is @text/is --valid-files a              | --valid-files
 diagnose @text/is @text/is --valid-files nowhere @text/is | nowhere
 diagnose @text/is @text/is --valid-files @text/is @text/latin | latin

@@ -46,6 +46,8 @@ def test_plot_draws_a_log(trained: Path, tmp_path: Path, capsys: Capture) -> Non
         assert picture.read_bytes().startswith(start)
     assert "wrote" in capsys.readouterr().err
     assert "log.jsonl is missing" in fails(capsys, "plot", tmp_path)
+    assert "none: no such folder; give the folder of a run" in fails(capsys, "plot", "none")
+    assert "picture.svg: is a file; give" in fails(capsys, "plot", tmp_path / "picture.svg")
     assert "must end with .svg" in fails(capsys, "plot", trained, "-o", tmp_path / "picture.gif")
     (tmp_path / "log.jsonl").write_text("{\n{}\n", encoding="utf-8")
     assert "log.jsonl" in fails(capsys, "plot", tmp_path)

@@ -97,7 +97,7 @@ def test_an_ensemble_with_itself_and_one_that_cannot_be(
     line = fails(capsys, "translate", trained, texts[4], "--ensemble", tmp_path / "other")
     assert f"{tmp_path / 'other'}: has a vocabulary other than {trained}" in line
     line = fails(capsys, "translate", trained, texts[4], "--ensemble", tmp_path / "none")
-    assert "none: no such folder" in line
+    assert "none: no such file or folder" in line
     assert "--ensemble: needs" in fails(capsys, "translate", texts[4], "--ensemble", trained)
 
 
@@ -278,9 +278,11 @@ def test_diagnose_prints_a_table(texts: list[str], tmp_path: Path, capsys: Captu
     assert main(words) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[0] == f"{path} and {target}: 60 pairs"
-    assert table[1].split() == "lines without a partner 1 1.67% line 61".split()
+    assert table[1].split() == "lines without a partner 1 line 61".split()
     assert "  blank                     2    3.33%  lines 2, …" in table
     assert "  in the validation text   60  100.00%  lines 1, …" in table
+    assert main([*words[:3], "--examples", "0"]) == 0
+    assert "  blank                    2  3.33%\n" in capsys.readouterr().out
     assert "no such file" in fails(capsys, "diagnose", path, tmp_path / "none")
     one, two = (write(tmp_path / f"{n}", ["Der Hund."] * n) for n in (1, 2))
     assert main(["diagnose", one, two]) == 0

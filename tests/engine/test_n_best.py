@@ -82,6 +82,8 @@ def test_an_ensemble_needs_one_vocabulary() -> None:
         join_systems([system, replace(other, tokenizers=(words, words))], ["a", "b"])
     with pytest.raises(UsageError, match="system 2: has languages other than system 1"):
         join_systems([system, replace(other, languages=("en", "de"))])
+    with pytest.raises(UsageError, match="no systems; give at least one"):
+        join_systems([])
 
 
 def test_an_ensemble_is_as_short_as_its_shortest_system() -> None:

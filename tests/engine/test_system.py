@@ -54,6 +54,11 @@ def test_lines_keep_their_places(system: System) -> None:
         assert "\n" not in translation
 
 
+def test_one_string_is_no_list_of_lines(system: System) -> None:
+    with pytest.raises(TypeError, match="lines: give a list of strings"):
+        translate_lines(system, "Der Hund schläft.")
+
+
 def test_nothing_to_translate(system: System, capsys: pytest.CaptureFixture[str]) -> None:
     assert translate_lines(system, [], progress=True) == []
     assert "line" in capsys.readouterr().err

@@ -21,7 +21,7 @@ PART_WORDS = 35_000  # of part I, without its code and its exercises
 PART_CHAPTERS = 24
 CHAPTER_WORDS = 2_500  # about 25 minutes, with the code between
 QUIET = {"print", "len", "show", "Table", "zip", "enumerate"}  # they compute nothing
-PACKAGE_LINES = 20_080  # without the exercises; on the way to 12,000: lower it
+PACKAGE_LINES = 20_073  # without the exercises; on the way to 12,000: lower it
 EXERCISE_LINES = 3_000  # about 45 for each checker
 
 # What each folder may import of the package, besides itself. Top-level modules go by their name.
@@ -37,7 +37,7 @@ ALLOWED = {
     "data": {*CORE, "translation"},
     "figures": set(),
     "tree_figures": set(),
-    "pretrained": {*CORE, "translation", "data"},
+    "pretrained": {*CORE, "translation", "data", "engine"},  # the last only when asked for a system
     "article": {*CORE, "translation"},
     "results": {*BOOK, "engine"},
     "engine": BOOK,

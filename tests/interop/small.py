@@ -31,8 +31,7 @@ MOST = 12  # tokens of what an untrained model generates, which knows no end
 @cache
 def embedded() -> System:
     """Return the model that comes with the package."""
-    found = load_pretrained()
-    return System(found.model, found.config, ("de", "en"), found.tokenizers, {})
+    return load_pretrained().system
 
 
 @cache

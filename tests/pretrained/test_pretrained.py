@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from annotated_transformer.data.grammar import grammar_pairs
+from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import MultiHeadedAttention, split_heads
 from annotated_transformer.pretrained import (
@@ -234,3 +235,10 @@ def test_the_module_needs_pytorch_alone() -> None:
     program = f"{block}; import annotated_transformer.pretrained as p; p.load_pretrained()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "ModuleNotFoundError" in done.stderr  # the command says which extra has it
+
+
+def test_it_is_a_system(found: Pretrained) -> None:
+    system = found.system
+    assert translate_lines(system, [GERMAN]) == [ENGLISH]
+    assert system.model is found.model
+    assert system.shared

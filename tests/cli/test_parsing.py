@@ -1,1 +1,0 @@
-"""From words to options, before anything heavy is loaded."""
