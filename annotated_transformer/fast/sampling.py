@@ -136,7 +136,7 @@ def sample(
         model: In evaluation mode.
         sources: Tokens of each sentence, without special symbols.
         sampling: How to draw.
-        max_len: Maximum tokens of an output, if ``extra`` and the positions allow more.
+        max_len: Most tokens of an output, apart from the limits by ``extra`` and positions.
         extra: How many tokens an output may exceed its source by.
         names: One key a sentence, which seeds its random numbers (by default its index).
         start: Encodes the sentences, and returns what decodes them.

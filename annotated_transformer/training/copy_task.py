@@ -23,8 +23,8 @@ def data_gen(
 ) -> Iterator[Batch]:
     """Yield batches of random sequences to be copied, as in *The Annotated Transformer*.
 
-    Symbols are the numbers after the special tokens. A source ends with ``EOS``, a target
-    stands between ``BOS`` and ``EOS``, short ones are filled with ``PAD``.
+    Symbols are the numbers after the special tokens. A source ends with ``EOS``, and a
+    target stands between ``BOS`` and ``EOS``; short ones are filled with ``PAD``.
 
     Args:
         V: Size of the vocabulary, special tokens included.

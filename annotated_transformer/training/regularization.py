@@ -28,7 +28,7 @@ def smoothed_target(
         target: Token ids.
         size: Size of the vocabulary.
         smoothing: Probability taken from the right token, ε.
-        variant: Which get it: ``"paper"`` all tokens, the right one and padding among them
+        variant: Which tokens share it: ``"paper"`` all, the right one and padding among them
             (as the work that the paper cites); ``"others"`` all but the right one;
             ``"article"`` all but the right one and padding.
         padding_idx: Id of the padding token; its rows are zero.

@@ -174,7 +174,7 @@ def greedy_search(
     Args:
         model: In evaluation mode.
         sources: Tokens of each sentence, without special symbols; may be empty.
-        max_len: Maximum tokens of an output, if ``extra`` and the positions allow more.
+        max_len: Most tokens of an output, apart from the limits by ``extra`` and positions.
         extra: How many tokens an output may exceed its source by (§6.1).
         start: Encodes the sentences, and returns what decodes them.
         special: Ids of the special symbols.
