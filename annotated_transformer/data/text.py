@@ -1,7 +1,5 @@
 """The package's line reader for UTF-8 files, pipes and streams, plain or compressed."""
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import contextlib

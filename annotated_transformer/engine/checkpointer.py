@@ -1,7 +1,5 @@
 """The folder of one run: its lock, its checkpoints and the weights that it saves."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 import warnings

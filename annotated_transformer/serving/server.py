@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 from collections.abc import Callable, Iterator
 
@@ -37,7 +39,9 @@ def listen(host: str, port: int) -> socket.socket:
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or a body waits for an ACK
         return server
     except OSError as error:
-        reason = error.strerror or error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--host {host}: is no address of this machine; give one") from None
+        reason = os.strerror(error.errno) if error.errno else error
         what = f"--host {host} --port {port}: cannot be used: {reason}"
         raise UsageError(f"{what}; choose another port, or 0 for any that is free") from None
 

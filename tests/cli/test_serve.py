@@ -80,6 +80,7 @@ def test_answers_do_not_wait_for_acknowledgements() -> None:
 
 def test_hosts(capsys: Capture) -> None:
     assert "--host no.such.name.invalid" in fails(capsys, "serve", "--host", "no.such.name.invalid")
+    assert "--host 192.0.2.1: is no address of" in fails(capsys, "serve", "--host", "192.0.2.1")
     with listen("localhost", 0) as sock:
         assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+", address(sock))
 
