@@ -27,6 +27,8 @@ def run(command: Export) -> int:
         folder, out = None, folder
     if out is None:
         raise UsageError("no folder for the export; name a new one")
+    if folder is None and (out / "log.jsonl").exists():
+        raise UsageError(f"{out}: is a run; name a new folder after it")
     check_out(out)
     for library in NEEDS[command.to]:  # a missing one is named before the work
         if find_spec(library) is None:

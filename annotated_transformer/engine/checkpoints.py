@@ -1,7 +1,5 @@
 """Systems and runs on disk, written atomically with digests; loading never executes code."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Peak rates of devices by their data sheets, and the share of them that a program uses."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping

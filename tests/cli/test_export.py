@@ -46,6 +46,8 @@ def test_a_run_is_exported_and_translates_as_here(
     card = (out / "README.md").read_text()
     assert "BLEU 12.34" in card
     assert "12.34" not in card.replace("BLEU 12.34", "")
+    line = fails(capsys, "export", run, "--to", "ctranslate2")
+    assert f"{run}: is a run; name a new folder after it" in line
 
 
 def test_an_export_is_replaced_and_nothing_else(tmp_path: Path, capsys: Capture) -> None:
