@@ -303,6 +303,8 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(alive, workers))
+    with locked(tmp_path / "out", wait=True):  # by a worker that had just begun to start
+        pass
     process.stderr.close()
     assert not (tmp_path / "out" / "prepared.json").exists()
     said: list[str] = []
