@@ -232,11 +232,8 @@ def load_object(path: Path) -> dict[str, Any]:
         data = load_json(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         here = f"no system here ({path.name} is missing)" if path.parent.exists() else ""
-        what = (
-            "is a file"
-            if isinstance(error, NotADirectoryError)
-            else here or "no such file or folder"
-        )
+        what = here or "no such file or folder"
+        what = "is a file" if isinstance(error, NotADirectoryError) else what
         raise CheckpointError(f"{path.parent}: {what}; give the folder of a run") from None
     except OSError as error:
         raise unreadable(path, error) from None

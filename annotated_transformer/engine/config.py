@@ -37,7 +37,7 @@ class DataOptions:
 
     corpus: str = "grammar"
     """grammar (built in), multi30k, iwslt2014, iwslt2016, iwslt2017, files or prepared; for a
-    parser: treebank, or grammar-trees (built in). Its recipe decides defaults: add --help."""
+    parser: treebank, or grammar-trees (built in). Other defaults depend on it."""
     pair: str = "de-en"
     """Source and target language, such as de-en; en-trees for a parser."""
     tokenizer: Literal["bpe", "bpe-lower", "words"] = "bpe"

@@ -123,6 +123,16 @@ def test_times() -> None:
     assert told == [f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"]
 
 
+def test_words_and_minutes_in_the_text() -> None:
+    words = record("annotated_transformer/pretrained/words.json")
+    count = f"{round(sum(map(len, words.values())), -2):,} words of"
+    using = (ROOT / "book/engineering/using.md").read_text(encoding="utf-8")
+    assert count in README
+    assert count in using
+    minutes = re.findall(r"three runs of (\d+) minutes", row("English to German, Multi30k")[0])
+    assert re.findall(r"about (\d+) minutes on two cores", README) == minutes
+
+
 # --- what is named is there -------------------------------------------------------------
 
 
