@@ -124,7 +124,10 @@ def measure_ladder(
         for worker in workers.values():
             worker.answer()
         turns = [[w.ask("pass") for w in workers.values()] for _ in range(rounds + 1)]
-        ends = [worker.ask("end") for worker in workers.values()]
+        ends = []
+        for worker in workers.values():
+            ends.append(worker.ask("end"))
+            worker.close()  # counting took memory, which the next one needs on a GPU
     times = zip(*turns[1:], strict=True)  # the first round warms up
     return [
         Measured(rungs[height].name, rungs[height].what, list(seconds), **end)
