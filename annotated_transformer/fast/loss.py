@@ -14,54 +14,6 @@ from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import batch_loss, sum_type
 
 ROWS = 512  #: Rows of logits in memory at a time.
-GPU_LOGITS = 2**26  #: Logits in memory at a time on an NVIDIA GPU, which wants few large kernels.
-
-
-def _on_cpu(
-    z: Tensor, gold: Tensor, smoothing: float, scale: float, low: torch.dtype, learn: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of a chunk and its gradient.
-
-    Args:
-        z: Logits ``(rows, vocabulary)``, overwritten.
-        gold: Target tokens ``(rows, 1)``.
-        smoothing: ε of label smoothing.
-        scale: Multiplies the gradient.
-        low: Dtype in which products are made of the gradient.
-        learn: Whether there is to be a gradient.
-
-    Returns:
-        Summed over the rows, the loss of the targets and that of the whole vocabulary, evenly;
-        and the gradient of the logits, (softmax - smoothed target) * scale, to be made ``low``.
-    """
-    wide, size = sum_type(z.device), z.size(1)
-    z -= z.amax(dim=1, keepdim=True)
-    right, total = z.gather(1, gold).to(wide).sum(), z.sum(dim=1).to(wide).sum()
-    z.exp_()
-    norm = z.sum(dim=1, keepdim=True)
-    log_norm = norm.to(wide).log().sum()
-    if learn:
-        z.mul_(scale / norm)
-        if smoothing:
-            z.sub_(scale * smoothing / size)
-        z.scatter_add_(1, gold, z.new_full(gold.shape, scale * (smoothing - 1)))
-    return log_norm - right, log_norm - total / size, z
-
-
-def _on_gpu(
-    z: Tensor, gold: Tensor, smoothing: float, scale: float, low: torch.dtype, learn: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what ``_on_cpu`` does, with fewer passes over memory and more exponentials."""
-    full = torch.promote_types(z.dtype, torch.float32)
-    wide, size = sum_type(z.device), z.size(1)
-    z = z.log_softmax(dim=1, dtype=full)
-    right, total = z.gather(1, gold).to(wide).sum(), z.sum(dim=1).to(wide).sum()
-    if learn:
-        z.exp_().scatter_add_(1, gold, z.new_full(gold.shape, smoothing - 1))
-        even = z.new_full((), -scale * smoothing / size)
-        out = z if low == full else torch.empty_like(z, dtype=low)
-        z = torch.add(even, z, alpha=scale, out=out)  # which also rounds
-    return -right, -total / size, z
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -79,32 +31,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
         learn: bool,
         low: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        cuda, chunk = x.is_cuda, _on_gpu if x.is_cuda else _on_cpu
+        size = weight.size(0)
         plain = low == x.dtype
         inner = scale if plain else 1.0  # scaled gradients could underflow in float16
-        matrix, offset = weight.to(low), bias.to(low)
+        matrix = weight.to(low)
         grad_x, grad_w = torch.empty_like(x), torch.zeros_like(weight)
         grad_b = torch.zeros_like(bias)
         wide = sum_type(x.device)
         loss, nll = x.new_zeros((), dtype=wide), x.new_zeros((), dtype=wide)
-        step = max(ROWS, GPU_LOGITS // len(weight)) if cuda else ROWS
-        for start in range(0, x.size(0), step):
-            gold = target[start : start + step].unsqueeze(1)
-            rows = x[start : start + step].to(low)
-            fused = plain or cuda  # the bias is added within the product
-            z = torch.addmm(offset, rows, matrix.t()) if fused else rows @ matrix.t() + bias
-            right, even, z = chunk(z, gold, smoothing, inner, low, learn)
-            nll += right
-            loss += (1 - smoothing) * right + smoothing * even
+        for start in range(0, x.size(0), ROWS):
+            gold = target[start : start + ROWS].unsqueeze(1)
+            rows = x[start : start + ROWS].to(low)
+            z = torch.addmm(bias, rows, matrix.t()) if plain else (rows @ matrix.t()) + bias
+            z -= z.amax(dim=1, keepdim=True)
+            right, total = z.gather(1, gold).to(wide).sum(), z.sum(dim=1).to(wide).sum()
+            z.exp_()
+            norm = z.sum(dim=1, keepdim=True)
+            log_norm = norm.to(wide).log().sum()
+            nll += log_norm - right
+            loss += log_norm - (1 - smoothing) * right - smoothing / size * total
             if not learn:
                 continue
-            grad_b += z.sum(dim=0, dtype=bias.dtype)
+            # gradient of the logits: (softmax - smoothed target) * inner
+            z.mul_(inner / norm)
+            if smoothing:
+                z.sub_(inner * smoothing / size)
+            z.scatter_add_(1, gold, z.new_full(gold.shape, inner * (smoothing - 1)))
+            grad_b += z.sum(dim=0)
             if plain:
-                torch.mm(z, weight, out=grad_x[start : start + step])
+                torch.mm(z, weight, out=grad_x[start : start + ROWS])
                 grad_w.addmm_(z.t(), rows)
             else:
                 z = z.to(low)
-                grad_x[start : start + step] = z @ matrix
+                grad_x[start : start + ROWS] = z @ matrix
                 grad_w += z.t() @ rows  # accumulated in full precision
         ctx.save_for_backward(grad_x, grad_w, grad_b)
         ctx.outer = scale / inner
@@ -114,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads, factor = ctx.saved_tensors, grad * ctx.outer
-        if factor.is_cuda or factor != 1:  # to look would be to wait for the GPU
+        if factor != 1:
             grads = tuple(g * factor for g in grads)
         return (*grads, None, None, None, None, None)
 
@@ -125,8 +84,8 @@ def linear_cross_entropy(
     """Project to the vocabulary and return the smoothed cross-entropy, summed and scaled.
 
     Equal to ``scale * F.cross_entropy(projection(x), target, label_smoothing=smoothing,
-    reduction="sum")``, but only ``ROWS`` rows of logits (``GPU_LOGITS`` logits on an NVIDIA
-    GPU) are in memory at a time, and the gradient is computed in the forward pass.
+    reduction="sum")``, but only ``ROWS`` rows of logits are in memory at a time, and the
+    gradient is computed in the forward pass.
 
     Args:
         x: Decoder output ``(rows, d_model)``, without padding.

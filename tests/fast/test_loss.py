@@ -1,7 +1,6 @@
 """Tests of the fused loss, against PyTorch's own."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -17,14 +16,10 @@ SMOOTHING = st.sampled_from([0.0, 0.1, 0.4, 0.9])
 SEED = st.integers(0, 10_000)
 
 
-CHUNKS = [fast_loss._on_cpu, fast_loss._on_gpu]  # a processor can compute both
-
-
-@pytest.mark.parametrize("chunk", CHUNKS)
 @settings(max_examples=40)
 @given(SEED, st.integers(0, 40), st.integers(1, 30), SMOOTHING, st.floats(0.1, 3))
 def test_fused_loss_equals_pytorch(
-    chunk: Any, seed: int, rows: int, vocab: int, smoothing: float, scale: float
+    seed: int, rows: int, vocab: int, smoothing: float, scale: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     projection = nn.Linear(5, vocab).double()
@@ -33,7 +28,6 @@ def test_fused_loss_equals_pytorch(
     wanted = (x, projection.weight, projection.bias)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast_loss, "ROWS", 7)  # several chunks, the last one ragged
-        patch.setattr(fast_loss, "_on_cpu", chunk)
         loss, nll = linear_cross_entropy(x, projection, target, smoothing, scale)
     got = torch.autograd.grad(3 * loss, wanted)
     plain = F.cross_entropy(projection(x), target, label_smoothing=smoothing, reduction="sum")
@@ -54,11 +48,7 @@ def test_fused_gradient_by_finite_differences() -> None:
     )
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
-def test_fused_loss_without_gradient_and_with_huge_logits(
-    chunk: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fast_loss, "_on_cpu", chunk)
+def test_fused_loss_without_gradient_and_with_huge_logits() -> None:
     projection = nn.Linear(2, 3)
     with torch.no_grad():
         projection.weight.fill_(0)
@@ -78,12 +68,8 @@ def test_a_second_derivative_is_refused() -> None:
         grad.sum().backward()
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_under_autocast_products_alone_are_short(
-    low: torch.dtype, chunk: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fast_loss, "_on_cpu", chunk)
+def test_under_autocast_products_alone_are_short(low: torch.dtype) -> None:
     torch.manual_seed(0)
     projection, target = nn.Linear(16, 50), torch.randint(0, 50, (600,))
     x = torch.randn(600, 16, requires_grad=True)
