@@ -406,6 +406,23 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert slow.speed == 5.0
 
 
+def test_a_worker_that_has_counted_ends_before_the_next_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # together they need more memory than a GPU has
+    counted: list[Worker] = []
+
+    class Watched(Worker):
+        def ask(self, word: str) -> Any:
+            if word == "end":
+                assert all(one.process.poll() is not None for one in counted)
+                counted.append(self)
+            return super().ask(word)
+
+    monkeypatch.setattr(ladder, "Worker", Watched)
+    measure_ladder(TOY, rounds=1, heights=[0, 1])
+    assert len(counted) == 2
+
+
 def test_a_small_ladder_makes_a_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
