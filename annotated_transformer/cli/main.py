@@ -112,6 +112,8 @@ def run(words: Sequence[str]) -> int:
         from annotated_transformer.cli.parsing import parse  # tyro may be missing
 
         command = parse(words)
+        if sys.stderr is None or not sys.stderr.isatty():  # a log, which a bar would fill
+            os.environ.setdefault("TQDM_MININTERVAL", "10")  # seconds
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of libraries on import
             module = import_module(f"annotated_transformer.cli.{type(command).__name__.lower()}")
@@ -130,19 +132,17 @@ def describe(error: Exception) -> str | None:
     kind = type(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         missing = error.name.split(".")[0]
-        if missing == "annotated_transformer":
-            return None
         extra = EXTRAS.get(missing, "translation")
-        return f'needs {missing}: pip install ".[{extra}]" in the project folder'
+        told = f'needs {missing}: pip install ".[{extra}]" in the project folder'
+        return None if missing == "annotated_transformer" else told
     if isinstance(error, ImportError):
         return f"a library cannot be loaded: {error}; check this process's limits, or reinstall it"
     ours = kind.__module__.startswith("annotated_transformer.")
     if isinstance(error, FloatingPointError) or (isinstance(error, ValueError) and ours):
         return str(error)
-    if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":
+    full = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    if full or isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":
         return "out of memory; reduce --max-tokens, --beam or the size of the model"
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY):
-        return describe(MemoryError())
     if isinstance(error, OSError):
         place = error.filename or "an output"
         return f"{place}: {error.strerror or error}; check the path, permissions and disk space"

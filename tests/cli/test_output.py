@@ -117,3 +117,28 @@ def test_no_file_takes_the_number_of_a_closed_stream() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+BAR = """
+import time, types
+from annotated_transformer.cli import main
+
+def run(command):
+    from tqdm import tqdm
+    for _ in tqdm(range(20)):
+        time.sleep(0.05)
+    return 0
+
+main.import_module = lambda name: types.SimpleNamespace(run=run)
+main.main(["plot", "nowhere"])
+"""
+
+
+@pytest.mark.parametrize(("interval", "least", "most"), [(None, 1, 3), ("0.1", 5, 99)])
+def test_a_bar_does_not_fill_a_log(interval: str | None, least: int, most: int) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TQDM_MININTERVAL"}
+    environment |= {"TQDM_MININTERVAL": interval} if interval else {}
+    words = [sys.executable, "-c", BAR]
+    done = subprocess.run(words, capture_output=True, env=environment, check=True)
+    assert b"20/20" in done.stderr
+    assert least <= done.stderr.count(b"\r") <= most
