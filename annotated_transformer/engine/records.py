@@ -1,7 +1,5 @@
 """The record that makes a result traceable: the run, versions, commit and processor."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

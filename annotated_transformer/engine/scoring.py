@@ -1,7 +1,5 @@
 """The log-probability that a system gives to translations that are already there."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence

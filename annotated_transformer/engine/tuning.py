@@ -1,7 +1,5 @@
 """Fine-tuning: where a run starts from the weights of another one."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 

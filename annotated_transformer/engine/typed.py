@@ -1,7 +1,5 @@
 """Convert JSON to dataclasses, checking each value's type; errors name the field."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

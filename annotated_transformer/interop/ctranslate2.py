@@ -31,6 +31,7 @@ from annotated_transformer.model.transformer import ModelConfig
 Precision = Literal["float32", "bfloat16", "int8"]
 TARGET = "ctranslate2"
 USE = """
+# pip install ctranslate2 tokenizers
 import ctranslate2, tokenizers
 
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")

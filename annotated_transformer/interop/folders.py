@@ -1,7 +1,5 @@
 """What all exports share: which systems they take, whole folders or none, tokenizers, the card."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ cosines. So the features of the residual stream are put into that order wherever
 changes no result.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +32,7 @@ from annotated_transformer.translation.tokenizers import BPETokenizer
 
 TARGET = "huggingface"
 USE = """
+# pip install torch transformers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
@@ -86,8 +85,11 @@ def export_huggingface(
             model_max_length=config.max_len,
             clean_up_tokenization_spaces=False,
             split_special_tokens=True,
+            model_input_names=["input_ids", "attention_mask"],
             **{f"{name}_token": token for name, token in names},
         ).save_pretrained(folder)
+        path = folder / "tokenizer_config.json"  # with the class's name in transformers 4 and 5
+        path.write_text(path.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
         (folder / "README.md").write_text(card(system, record, USE, LOST), encoding="utf-8")
         shutil.copymode(folder / "README.md", folder / "model.safetensors")  # else for us alone
 

@@ -3,8 +3,6 @@
 Both graphs are traced from the readable layer, so every Transformer of ours can be exported.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -37,12 +35,22 @@ TARGET = "onnx"
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 MOST_BYTES = 1_800_000_000  # a file of ONNX holds 2 GB; beyond, weights get a file of their own
 USE = """
-import tokenizers
-from annotated_transformer.interop.onnx import OnnxTranslator
+# pip install numpy onnxruntime tokenizers
+import numpy as np, onnxruntime, tokenizers
 
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-(found,) = OnnxTranslator(".").greedy([tokenizer.encode("…").ids])
-print(tokenizer.decode(found))
+encoder, decoder = (onnxruntime.InferenceSession(f"{name}.onnx") for name in ("encoder", "decoder"))
+source = np.array([tokenizer.encode("…").ids])
+memory = dict(zip([x.name for x in encoder.get_outputs()], encoder.run(None, {"source": source})))
+caches = {x.name: np.zeros((1, x.shape[1], 0, x.shape[3]), np.float32)
+          for x in decoder.get_inputs() if x.name.startswith("past.")}
+tokens = [1]  # it begins a sentence, 2 ends one
+while tokens[-1] != 2 and len(tokens) < source.size + 50:
+    inputs = {"source": source, "token": np.array(tokens[-1:]), **caches, **memory}
+    logits, *present = decoder.run(None, inputs)
+    tokens.append(int(logits.argmax()))
+    caches = dict(zip(caches, present))
+print(tokenizer.decode(tokens))
 """
 USE_WORDS = """
 from annotated_transformer.interop.onnx import OnnxTranslator
@@ -186,7 +194,7 @@ class StepGraph(nn.Module):
 
 
 class OnnxTranslator:
-    """Greedy decoding with both graphs: NumPy and onnxruntime, and nothing of PyTorch.
+    """Greedy decoding of several sentences with both graphs, by NumPy and onnxruntime.
 
     Args:
         folder: The folder that :func:`export_onnx` has written.

@@ -1,7 +1,5 @@
 """The web application: its addresses, and what each of them answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
@@ -24,6 +22,8 @@ from annotated_transformer.translation.tokenizers import normal_blanks
 
 STATIC = files("annotated_transformer.serving") / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css"}
+SHOWN = "Type a sentence to see its translation, and which tokens each head attended to."
+NOT_SHOWN = "This page shows Transformers only; for this system, use the command below."
 DRAINED = 8  # bodies too large are read up to this many times the limit, so that the answer arrives
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -82,6 +82,8 @@ class Service:
                 return refuse(504, f"no answer within {self.limits.seconds:g} s; send less at once")
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
+            except asyncio.CancelledError:  # the server ends, and the body is not all here
+                return refuse(503, "the server is stopping; try again later", retry_after="5")
             except Exception as error:  # a bug, or no memory; what was asked is not told
                 return refuse(500, f"the server failed: {type(error).__name__}")
 
@@ -178,9 +180,12 @@ class Service:
     def _fill(self, page: str, name: str) -> str:
         """Fill the page with what it says of this system."""
         first, second = self.system.languages
+        shown = isinstance(self.system.config, ModelConfig)
         values = {
             "NAME": name,
             "PAIR": "German and English" if self.pretrained else f"{first} to {second}",
+            "ABOUT": SHOWN if shown else NOT_SHOWN,
+            "CLASS": "translator" if shown else "",
             "SENTENCE": RUNNING.text("de") if self.pretrained else "",
             "LABEL": "" if self.pretrained else f'data-label="A sentence ({escape(first)})"',
         }

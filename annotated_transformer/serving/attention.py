@@ -1,7 +1,5 @@
 """A translated sentence with its attention weights, for the page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """What a request may hold: its limits, and the errors that name the field at fault."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,8 +79,9 @@ def read_request(body: bytes, limits: Limits, most_beam: int, *, single: bool = 
     found = [data[field]] if single else data[field]
     if not isinstance(found, list):
         raise wrong(field, "must be a list of strings")
-    if not 1 <= len(found) <= limits.sentences:
-        raise wrong(field, f"must hold 1 to {limits.sentences} sentences, not {len(found)}")
+    most = min(limits.sentences, limits.queue)
+    if not 1 <= len(found) <= most:
+        raise wrong(field, f"must hold 1 to {most} sentences, not {len(found)}")
     for i, sentence in enumerate(found):
         check_sentence(field if single else f"{field}[{i}]", sentence, limits)
     beam, alpha = data.get("beam", 1), data.get("alpha", 0.6)

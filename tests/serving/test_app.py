@@ -17,7 +17,7 @@ from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.pretrained import RUNNING, load_pretrained
 from annotated_transformer.serving import server as module
-from annotated_transformer.serving.app import DRAINED
+from annotated_transformer.serving.app import DRAINED, Service
 from annotated_transformer.serving.requests import Limits
 from annotated_transformer.translation.beam_search import beam_search
 from tests.serving.servers import Running, ask, running, until
@@ -171,6 +171,18 @@ def test_only_a_transformer_has_attention_by_layer_and_head(usual: Running) -> N
     status, found, _ = usual.ask("/attention", {"sentence": "a"})
     usual.service.system = system
     assert (status, found["error"][:10]) == (422, "attention:")
+    page = usual.service.start_page
+    other = Service(replace(system, config=RecurrentConfig("none")), LIMITS)
+    other.batcher.stop()
+    assert ('class="translator"' in page, 'class="translator"' in other.start_page) == (True, False)
+    assert "use the command below" in other.start_page
+
+
+def test_no_request_holds_more_than_may_wait() -> None:
+    """It could never be answered, so it is not told to try again."""
+    with running(queue=2) as server:
+        status, found, _ = server.ask(data={"sentences": ["a"] * 3})
+        assert (status, found["error"]) == (422, "sentences: must hold 1 to 2 sentences, not 3")
 
 
 def test_a_body_that_is_too_large(usual: Running) -> None:
@@ -297,6 +309,21 @@ def test_a_body_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> 
         time.sleep(0.6)
         client.sendall(body[9:])
         assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_the_end_does_not_wait_for_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", -1.5)  # seconds; half a second is left
+    head = "POST /translate HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    with running() as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(20)
+        client.sendall(f"{head}content-length: 99\r\n\r\n{{".encode())
+        time.sleep(0.2)
+        server.server.should_exit = True
+        answer = b""
+        while more := client.recv(9999):
+            answer += more
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b'{"error": "the server is stopping; try again later"}' in answer
 
 
 def test_a_failure_is_told_without_what_was_asked() -> None:
