@@ -121,7 +121,10 @@
       } catch {
         return pageEngine(annotatedTransformerVocabulary, bytes);
       }
-    })();
+    })().catch((error) => {
+      engine = undefined; // the next sentence tries again
+      throw error;
+    });
     return engine;
   }
 
