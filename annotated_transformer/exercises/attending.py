@@ -96,6 +96,7 @@ ATTENTION: Final = Exercise(
         "softmax missing": no_softmax,
     },
     first=True,
+    tolerance=1e-6,  # a root may be taken in float32
 )  # fmt: skip
 
 
@@ -235,7 +236,7 @@ def multi_head(
 def _multi_head_case(draw: Draw) -> Case:
     h, d, b, n, m = (draw.integer(*ends) for ends in ((1, 3), (2, 3), (2, 3), (1, 3), (2, 4)))
     x = draw.normal(b, n, h * d), draw.normal(b, m, h * d), draw.normal(b, m, h * d)
-    mask = draw.mask(b, 1, m) if draw.integer(0, 1) else None
+    mask = draw.mask(b, 1, m) | (torch.arange(m) == 0) if draw.integer(0, 1) else None
     return *x, *(draw.normal(h * d, h * d) for _ in range(4)), h, mask
 
 
@@ -257,10 +258,13 @@ MULTI_HEAD_ATTENTION: Final = Exercise(
         "W^O missing":
             lambda *a: multi_head(*[*a[:6], torch.eye(len(a[6])).to(a[6]), *a[7:]]),
         "mask ignored": lambda *a: multi_head(*a[:8]),
+        "mask inverted: true means that a query may attend":
+            lambda *a: multi_head(*a[:8], *(None if m is None else ~m for m in a[8:])),
         "keys and values swapped":
             lambda q, k, v, a, b, c, *r: multi_head(q, v, k, a, b, c, *r),
         "matrices transposed: x @ W": lambda *a: multi_head(*a[:3], *(w.T for w in a[3:7]), *a[7:]),
     },
+    tolerance=1e-6,
     first=True,
 )  # fmt: skip
 

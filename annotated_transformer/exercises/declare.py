@@ -1,7 +1,5 @@
 """The declaration of an exercise, and the comparison of two answers."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -104,8 +102,9 @@ def compare_tensors(wanted: Tensor, yours: Tensor, exercise: Exercise) -> Differ
     if bool(same.all()):
         return None
     place = tuple(int(i) for i in (~same).nonzero()[0])
-    wrong, value = int((~same).sum()), f"{b[place].item():.4g}, but should be {a[place].item():.4g}"
-    where = f"at {place}: " if place else ""
+    digits = 4 if f"{a[place].item():.4g}" != f"{b[place].item():.4g}" else 12
+    value = f"{b[place].item():.{digits}g}, but should be {a[place].item():.{digits}g}"
+    where, wrong = f"at {place}: " if place else "", int((~same).sum())
     return Difference("value", f"{wrong} of {a.numel()} values are wrong; {where}{value}")
 
 

@@ -93,21 +93,23 @@ def _try_cases(name: str, exercise: Exercise, answer: Answer) -> Trial:
 
 
 def name_mistake(exercise: Exercise, trial: Trial) -> str | None:
-    """Return the known mistake that explains every answer of a trial."""
+    """Return the known mistake that explains all answers of a trial, or else most wrong ones."""
     end = time.process_time() + NAMING
+    best, most = None, len(trial.failed) / 2
     for message, variant in exercise.mistakes.items():
         if time.process_time() > end:
             break
-        tells = False  # whether the variant differs from the right answer
+        same = told = 0  # answers that the variant gives too, and those of them that are wrong
         for case, wanted, yours, seed in trial.tried:
             theirs = call(variant, case, exercise, seed=seed)
-            if difference(theirs, yours, exercise):
-                break
-            tells = tells or difference(wanted, theirs, exercise) is not None
-        else:
-            if tells:
-                return message
-    return None
+            if difference(theirs, yours, exercise) is None:
+                same += 1
+                told += difference(wanted, theirs, exercise) is not None
+        if told and same == len(trial.tried):
+            return message
+        if told > most:
+            best, most = message, told
+    return best
 
 
 def _judge(name: str, exercise: Exercise, trial: Trial) -> Result:
@@ -124,7 +126,7 @@ def _judge(name: str, exercise: Exercise, trial: Trial) -> Result:
     mistake = None if found.kind == "inputs" else name_mistake(exercise, trial)
     likely = f"likely mistake: {mistake}. " if mistake else ""
     shown = brief(case, 160)
-    text = f"{likely}In {len(trial.failed)} of {tried} cases {found.text}. Smallest: {shown}"
+    text = f"{likely}{len(trial.failed)} of {tried} cases are wrong; in {shown}, {found.text}"
     return Result(name, False, f"{name}: not yet. {text}", tried, case, mistake)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from typing import Any
@@ -71,7 +72,27 @@ def test_an_exception_is_told_with_the_readers_line_and_the_case() -> None:
     text = message("dropout", broken)
     assert "RuntimeError: mat1 and mat2 shapes" in text
     assert "return x @ x.new_zeros(99, 1)" in text
-    assert "Smallest: (" in text
+    assert "; in (" in text
+
+
+def test_one_of_two_slips_is_named() -> None:
+    """A mask of -inf gives NaN where a query may attend to nothing, whatever else is wrong."""
+
+    def slipping(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = q @ k.transpose(-2, -1)
+        scores = scores if mask is None else scores.masked_fill(~mask, -math.inf)
+        return scores.softmax(-1) @ v
+
+    assert "likely mistake: scale missing" in message("attention", slipping)
+    nothing = message("attention", lambda q, k, v, mask=None: (q.sum() + 0 * v.sum()) * q)
+    assert "likely mistake" not in nothing
+
+
+def test_a_root_in_float32_is_no_mistake() -> None:
+    def rooted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return attention(q * q.size(-1) ** 0.5 / torch.tensor(q.size(-1)).sqrt(), k, v, mask)[0]
+
+    assert check("attention", rooted).passed
 
 
 @pytest.mark.parametrize(
