@@ -72,13 +72,14 @@ def run(command: Sweep) -> int:
     folder = command.out or Path("runs") / grid.name
     path = command.record or folder / f"{grid.name}.json"
     check_target("--record", path)
-    record = open_record(path, grid, find_device(command.device))
+    here = hardware(find_device(command.device))
+    record = open_record(path, grid, here)
     left = [one for one in grid.runs() if str(one[1]) not in record["rows"][one[0]]["runs"]]
     jobs, made_by = command.jobs or cores(), commit()  # another than the record's, if it goes on
     if left:
         done = sum(len(row["runs"]) for row in record["rows"].values())
         log(f"{grid.name}: {len(grid.rows)} rows, {grid.seeds} seeds; {done} runs are in {path}")
-        seconds = estimate(record, left, folder) / min(jobs, len(left))
+        seconds = estimate(record, left, folder, here) / min(jobs, len(left))
         log(f"{len(left)} runs to go, {jobs} at a time: about {timedelta(seconds=round(seconds))}")
         if command.plan:
             return 0
@@ -86,7 +87,9 @@ def run(command: Sweep) -> int:
             for row, seed, result in finished(left, folder, jobs, keep=command.keep):
                 with locked(folder, wait=True):  # another sweep may have added to the record
                     record = open_record(path, grid) if path.exists() else record
-                    record["rows"][row]["runs"][str(seed)] = {**result, "commit": made_by}
+                    other = {} if here == record["hardware"] else {"hardware": here}
+                    made = {**result, "commit": made_by, **other}
+                    record["rows"][row]["runs"][str(seed)] = made
                     save_record(path, record)
                 bar.update()
     show_table(record)
@@ -109,7 +112,13 @@ def chosen(command: Sweep) -> Grid:
     return Grid(grid.name, rows, command.seeds or grid.seeds)
 
 
-def open_record(path: Path, grid: Grid, device: str = "cpu") -> dict[str, Any]:
+def hardware(device: str) -> dict[str, str | None]:
+    """Return on what the runs of a sweep are made."""
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    return {"processor": processor(), "gpu": gpu}
+
+
+def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the record that is there, with all rows of the grid, or a new one.
 
     Raises:
@@ -123,10 +132,7 @@ def open_record(path: Path, grid: Grid, device: str = "cpu") -> dict[str, Any]:
         "commit": commit(),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "versions": versions(),
-        "hardware": {
-            "processor": processor(),
-            "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        },
+        "hardware": here,
         "search": {"beam": beam, "alpha": alpha},
         "rows": {},
     }
@@ -166,12 +172,13 @@ def cost(options: Options) -> float:
 
 
 def estimate(
-    record: Mapping[str, Any], left: list[tuple[str, int, Options]], folder: Path
-) -> float:
+    record: Mapping[str, Any], left: list[tuple[str, int, Options]], folder: Path,
+    here: Mapping[str, Any],
+) -> float:  # fmt: skip
     """Return about how many seconds the runs take, one after the other.
 
-    Measured on the recorded runs; where there are none, on the first updates of the first run,
-    which are not lost.
+    Measured on the runs recorded on this hardware; where there are none, on the first updates of
+    the first run, which are not lost.
     """
     options = {row: options for row, _, options in left}
     pace = [
@@ -179,6 +186,7 @@ def estimate(
         for row, found in record["rows"].items()
         if row in options
         for run in found["runs"].values()
+        if run.get("hardware", record["hardware"]) == here
     ]
     if not pace:
         row, seed, first = left[0]
@@ -319,8 +327,8 @@ def show_table(record: Mapping[str, Any]) -> None:
 
 
 def measured(result: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the name of a run's score and its value: BLEU, or F1 of free decoding."""
-    return ("F1", result["free"]["f1"]) if "free" in result else ("BLEU", result["bleu"])
+    """Return the name of a run's score and its value: BLEU, or F1 of constrained decoding."""
+    return ("F1", result["constrained"]["f1"]) if "free" in result else ("BLEU", result["bleu"])
 
 
 def difference(base: Mapping[str, Any], runs: Mapping[str, Any], seeds: list[str]) -> str:

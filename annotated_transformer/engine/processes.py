@@ -1,7 +1,5 @@
 """Setting up and tearing down the process group that torchrun started (§5.2)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The output of a live run: its log lines and a progress bar."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The training data of a run as token ids, and its order."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias

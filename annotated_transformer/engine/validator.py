@@ -1,7 +1,5 @@
 """The validation loss of a run, for the model in training and for averaged weights."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -232,9 +233,38 @@ def test_a_sweep_of_parsers_measures_f1(tmp_path: Path, capsys: pytest.CaptureFi
                 assert gold == 12 * 2
                 assert found["f1"] == pytest.approx(200 * matched / (gold + test), abs=0.01)
             assert run["search_seconds"] > 0
-    f1 = [run["free"]["f1"] for run in record["rows"]["A1"]["runs"].values()]
+    f1 = [run["constrained"]["f1"] for run in record["rows"]["A1"]["runs"].values()]
     assert re.search(rf"^A1 .* {statistics.fmean(f1):.2f}   .*F1 \(", table, re.MULTILINE)
     assert "BLEU" not in table
+
+
+def test_a_plan_takes_no_pace_from_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It then measures its own, from twenty updates."""
+    options = load_grid(str(write_grid(tmp_path))).rows["base"]
+    here, theirs = sweep.hardware("cpu"), {"processor": "another", "gpu": "a fast one"}
+    runs = {"0": {"seconds": 100.0, "search_seconds": 20.0}}
+    record: dict[str, Any] = {"hardware": here, "rows": {"base": {"runs": runs}}}
+    left = [("base", 1, options), ("base", 2, options)]
+
+    class Probe:
+        state = SimpleNamespace(updates=20, update_seconds=40.0)
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def train(self, *, progress: bool) -> None:
+            pass
+
+    monkeypatch.setattr("annotated_transformer.cli.train.load_texts", lambda *_, **__: {})
+    monkeypatch.setattr(sweep, "Trainer", Probe)
+    assert sweep.estimate(record, left, tmp_path, here) == pytest.approx(240)
+    elsewhere = {"hardware": theirs, "rows": record["rows"]}
+    mixed = {"hardware": here, "rows": {"base": {"runs": {"0": {**runs["0"], "hardware": theirs}}}}}
+    for other in (elsewhere, mixed):
+        found = sweep.estimate(other, left, tmp_path, here)
+        assert found == pytest.approx(4 * options.optim.updates)
 
 
 def test_costs_of_all_architectures_are_of_one_size() -> None:
