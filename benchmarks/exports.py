@@ -5,7 +5,7 @@ place of the grammar's. Outputs are cut where ours must end, 50 tokens beyond th
 targets have no such limit, and a system that is hardly trained repeats itself without end. Our own
 products with 8 and 16 bits are measured, too. Times are of greedy decoding to that length, in
 batches of 32 sentences of similar length, by one thread; the best of three rounds, in which all
-take turns. The record keeps the options of the run.
+take turns. The record keeps the command of the run.
 """
 
 from __future__ import annotations
