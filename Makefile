@@ -118,5 +118,5 @@ lock:
 	@$(BIN)/python tests/lock.py $(UPGRADE)
 
 clean:
-	rm -rf _build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf _build build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

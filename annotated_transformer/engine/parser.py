@@ -1,7 +1,5 @@
 """Parsing with a trained system: sentences to trees by beam search, free or constrained (§6.3)."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -1,7 +1,5 @@
 """Grids of runs: one recipe, rows that change some of its options, and seeds for each row."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ class Sampling:
         found = ((scaled - scaled[..., :1]) / self.temperature).softmax(-1)
         rank = torch.arange(found.size(-1), device=found.device)
         if self.top_k:
-            found = found.masked_fill(rank >= self.top_k, 0)
+            found = found.masked_fill(rank >= min(self.top_k, found.size(-1)), 0)
             found = found / found.sum(-1, keepdim=True)
         before = found.cumsum(-1) - found
         found = found.masked_fill((before >= self.top_p) & (rank > 0), 0)

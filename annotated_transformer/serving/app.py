@@ -17,7 +17,13 @@ from annotated_transformer.engine.system import System
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.pretrained import RUNNING, Pretrained
 from annotated_transformer.serving.batching import Batcher, Found, Job
-from annotated_transformer.serving.requests import Limits, Refusal, check_tokens, read_request
+from annotated_transformer.serving.requests import (
+    Limits,
+    Refusal,
+    check_tokens,
+    read_request,
+    stopping,
+)
 from annotated_transformer.translation.tokenizers import normal_blanks
 
 STATIC = files("annotated_transformer.serving") / "static"
@@ -76,14 +82,14 @@ class Service:
             try:
                 work = self._answer(request, do)
                 return reply(await asyncio.wait_for(work, self.limits.seconds))
-            except Refusal as error:
-                return refuse(error.status, str(error), **error.headers)
+            except (Refusal, asyncio.CancelledError) as error:
+                # cancelled: the server ends, and the body is not all here
+                told = error if isinstance(error, Refusal) else stopping()
+                return refuse(told.status, str(told), **told.headers)
             except (asyncio.TimeoutError, TimeoutError):  # two kinds until Python 3.11
                 return refuse(504, f"no answer within {self.limits.seconds:g} s; send less at once")
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
-            except asyncio.CancelledError:  # the server ends, and the body is not all here
-                return refuse(503, "the server is stopping; try again later", retry_after="5")
             except Exception as error:  # a bug, or no memory; what was asked is not told
                 return refuse(500, f"the server failed: {type(error).__name__}")
 

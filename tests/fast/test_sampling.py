@@ -94,6 +94,13 @@ def test_a_small_temperature_is_greedy() -> None:
         assert [each.tokens for each in sample(net, sources, Sampling(5.0), max_len=20)] != wanted
 
 
+@pytest.mark.parametrize("top_k", [5, 6, 2**63, 10**20])
+def test_more_than_all_tokens_are_all(top_k: int) -> None:
+    logits = torch.tensor([1.0, 5.0, 2.0, 4.0, 3.0])
+    found, wanted = (each.probabilities(logits) for each in (Sampling(top_k=top_k), Sampling()))
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
 def test_the_last_token_is_drawn_where_rounding_leaves_a_gap() -> None:
     """A number next to 1 may exceed a cumulative sum that was rounded down."""
 
