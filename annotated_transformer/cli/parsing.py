@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import importlib.util
 import io
 import operator
 import os
@@ -63,28 +64,6 @@ ALIASES = {  # other names of options of train
     for group in fields(Options())
     for option in fields(getattr(Options(), group.name))
     for alias in option.metadata.get("aliases", ())
-}
-MEANT = {  # what other programs call it
-    other: name
-    for name, others in {
-        "--peak": "--lr --learning-rate",
-        "--max-tokens": "--batch-size --batch",
-        "--updates": "--epochs --max-steps --max-updates",
-        "--layers": "--num-layers --n-layers",
-        "--heads": "--num-heads --n-heads --nhead",
-        "--d-model": "--hidden-size --hidden --width",
-        "--smoothing": "--label-smoothing",
-        "--output": "--out --outfile",
-        "--beam": "--num-beams --beam-size",
-        "--n-best": "--nbest --num-return-sequences",
-        "--finetune-from": "--init --finetune --finetune-from-model --restore-file --train-from",
-        "--patience": "--early-stopping --early-stopping-patience",
-        "--best-metric": "--metric-for-best-model --best-checkpoint-metric --valid-metrics",
-        "--sample": "--do-sample --sampling",
-        "--seed": "--random-seed",
-        "--ensemble": "--models",
-    }.items()
-    for other in others.split()
 }
 HINTS = get_type_hints(ModelOptions)
 CHOICES = {name: get_args(HINTS[name]) for name in ("preset", "architecture")}
@@ -176,41 +155,51 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
         UsageError: An option does not exist, or a word is empty or not valid UTF-8.
     """
     aliases = ALIASES if name == "train" else {}
-    known = {"--help", *map(flag, names_of(KINDS[name])), *aliases}
+    types = {flag(option): hint for option, hint in types_of(KINDS[name]).items()}
+    known = {"--help", *types, *aliases}
+    known |= {"-o"} if "--output" in known else set()
     plain, said = [], {}
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         if not word or (equals and not value):
-            place = next((each for each in (option, before) if each.startswith("-")), "a word")
+            place = next((each for each in (option, before) if each.startswith("-")), "an argument")
             raise UsageError(f"{place}: is empty; give a value, or leave it out")
         if any("\ud800" <= sign <= "\udfff" for sign in word):
             raise UsageError(f"{word!a}: is not valid UTF-8; use another name")
-        if option.startswith("--") and len(option) > 2:
+        if re.match(r"--.|-(?!h$|inf$)[a-z]", option):
             option = option.replace("_", "-")
             if option not in known:
                 meant = f"{suggestion(option, known)}see {NAME} {name} --help"
                 raise UsageError(f"{option}: there is no such option; {meant}")
             option = aliases.get(option, option)
-            said[option[2:].replace("-", "_")] = value if equals else after
+            if equals and types.get(option) is bool:
+                raise UsageError(f"{option}: takes no value; leave out ={value}")
+            said[option.strip("-").replace("-", "_")] = value if equals else after
         plain.append(option + equals + value)
     return plain, said
 
 
 @functools.cache
-def names_of(kind: Any) -> list[str]:
-    """Return the names of a command's options, without arguments that have a place instead."""
-    names: list[str] = []
+def types_of(kind: Any) -> dict[str, Any]:
+    """Return a command's options and their types, without arguments that have a place instead."""
+    types: dict[str, Any] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if tyro.conf.Positional not in getattr(hint, "__metadata__", ()):
-            names += names_of(hint) if isinstance(hint, type) and is_dataclass(hint) else [name]
-    return names
+            group = isinstance(hint, type) and is_dataclass(hint)
+            types |= types_of(hint) if group else {name: hint}
+    return types
 
 
 def suggestion(word: str, known: Collection[str]) -> str:
-    """Return a question with the known word that means the same, or is the closest, if any is."""
-    same = [MEANT[word]] if MEANT.get(word) in known else []
-    found = same or difflib.get_close_matches(word, known, 1)
-    return "".join(f"did you mean {each}? " for each in found)
+    """Return a question with the known word that is meant, begins alike or is closest, if any."""
+    own = {name.strip("-"): name for name in known}
+    same = load_json(Path(__file__).with_name("synonyms.json"))  # what other programs call it
+    ours = {x.strip("-"): name for name in same.keys() & known for x in same[name].split()} | own
+    bare = word.strip("-")
+    begun = [name for name in own if name.startswith(bare) or bare.startswith(f"{name}-")]
+    sure = [bare] if bare in ours else begun if len(begun) == 1 else []
+    found = sure or difflib.get_close_matches(bare, ours, 1, 0.75)
+    return f"did you mean {ours[found[0]]}? " if found else ""
 
 
 def check_command(command: Command, said: Mapping[str, str]) -> None:
@@ -222,10 +211,14 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
                 raise UsageError(f"{flag(name)}: {reason}")
 
     if isinstance(command, Train):
-        check(command.options)
-        check_sources(command.data)
         if command.optim.finetune_from is not None:
             refuse("comes with the weights of --finetune-from; leave it out", *OF_WEIGHTS)
+            if not {"corpus", "recipe", "prepared", "train_files"} & said.keys():
+                refuse("needs a text, too; give --train-files and --valid-files", "finetune_from")
+        if command.run.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            refuse("needs the package tensorboard: pip install tensorboard", "tensorboard")
+        check(command.options)
+        check_sources(command.data)
         if not command.optim.average:
             refuse("has no effect without --average; give both", "average_every")
         if command.data.tokenizer == "words":
@@ -234,6 +227,8 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
         refuse("is for a system, not for two files", *SYSTEM)
     elif isinstance(command, Export) and command.to != "ctranslate2":
         refuse(f"has no effect with --to {command.to}; leave it out", "precision")
+    if getattr(command, "ensemble", None) == ():
+        refuse("give the folders of more systems", "ensemble")
     for name, least, most in RANGES.get(type(command), ()):
         if (value := getattr(command, name)) is not None and not least <= value <= most:
             raise UsageError(f"{flag(name)} {value}: must be from {least} to {most}")

@@ -28,7 +28,7 @@ def run(command: Plot) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not journal:
-        raise UsageError(f"{command.model}: log.jsonl is still empty; wait for its first line")
+        raise UsageError(f"{command.model}: log.jsonl has no whole line yet; wait for the first")
     state = read_state(command.model)
     curve = [] if state is None else [asdict(point) for point in state.curve]
     picture = io.BytesIO()

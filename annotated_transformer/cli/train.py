@@ -181,10 +181,11 @@ def stopped_early(trainer: Trainer) -> str:
     """Return why a run stopped before its last update."""
     state, optim = trainer.state, trainer.options.optim
     best = state.curve[-1 - state.stale] if state.stale < len(state.curve) else state.curve[0]
-    value = best.valid_bleu if optim.best_metric == "bleu" else best.valid_loss
+    by_bleu, plural = optim.best_metric == "bleu", "s" * (state.stale != 1)
+    value, metric = (best.valid_bleu, "BLEU") if by_bleu else (best.valid_loss, "loss")
     return (
-        f"stopped after update {state.updates}: {state.stale} validations without a better "
-        f"{optim.best_metric} than {value} at update {best.update} (--patience {optim.patience})"
+        f"stopped after update {state.updates}: {state.stale} validation{plural} without a better "
+        f"{metric} than {value} at update {best.update} (--patience {optim.patience})"
     )
 
 

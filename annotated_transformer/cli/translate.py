@@ -156,7 +156,7 @@ def answer(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -
     """Translate lines as they come, and return their number.
 
     A batch is what has come while the last one was translated. With ``--interactive``, each line
-    is a batch, after a prompt if a terminal asks, and one that is too long is reported alone.
+    is a batch, after a prompt if a terminal asks, and an invalid one is reported alone.
     """
     name, count, asks = "standard input", 0, False
     if sys.stdin is not None and sys.stdin.isatty():
@@ -164,7 +164,7 @@ def answer(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -
         log(f"enter one sentence per line{languages}; Ctrl-D ends")
         asks = command.interactive
     prompt(asks)
-    for chunk in live_lines(read, name):
+    for chunk in live_lines(read, name, print_error if command.interactive else None):
         for lines in [[line] for line in chunk] if command.interactive else [chunk]:
             decoder.warn(lines, name, count + 1)
             try:
@@ -173,6 +173,7 @@ def answer(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -
                 if not command.interactive:
                     raise
                 print_error(error)
+                deliver("\n", command.output)  # an answer for each line
             count += len(lines)
         prompt(asks)
     if asks:

@@ -149,7 +149,9 @@ def stream_lines(
             digest.update(rest)
 
 
-def live_lines(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]:
+def live_lines(
+    read: Callable[[int], bytes], name: str, report: Callable[[CorpusError], None] | None = None
+) -> Iterator[list[str]]:
     """Yield the lines of a pipe or terminal as they come, so that each can be answered at once.
 
     A list holds the lines that were complete after one read: a single one if the writer waits for
@@ -158,6 +160,7 @@ def live_lines(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]:
     Args:
         read: Waits for bytes, and returns those that have come, up to a number; none at the end.
         name: Its name in errors.
+        report: Takes the error of a bad line, which is then yielded as a blank one.
 
     Raises:
         CorpusError: As in :func:`stream_lines`; the lines before the bad one are yielded first.
@@ -178,9 +181,12 @@ def live_lines(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]:
             for row in rows:
                 try:
                     lines.append(_decode(row, f"{name}, line {number}", "strict"))
-                except CorpusError:
-                    yield lines
-                    raise
+                except CorpusError as error:
+                    if report is None:
+                        yield lines
+                        raise
+                    report(error)
+                    lines.append("")
                 number += 1
             if lines:
                 yield lines

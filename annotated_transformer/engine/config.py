@@ -115,7 +115,7 @@ class OptimOptions:
     warmup: int = option(1000, least=1)
     """Updates until the learning rate reaches its peak."""
     peak: float | None = option(5e-3, above=0)
-    """Peak learning rate; in a recipe, null stands for the paper's, (d_model * warmup) ** -0.5."""
+    """Peak learning rate; in a recipe, null is the paper's, 1 / sqrt(d_model · warmup)."""
     smoothing: float = option(0.1, least=0, below=1)
     """Label smoothing ε."""
     clip: float | None = option(None, above=0)
@@ -129,7 +129,7 @@ class OptimOptions:
     average_every: int | None = option(None, least=1)
     """Updates between those snapshots (one epoch by default)."""
     finetune_from: Path | None = None
-    """Start from the weights of this run, with its tokenizer and sizes, and train on other text."""
+    """Start from this run's weights, tokenizer and sizes (by default, --peak 5e-4 --warmup 100)."""
     eval_bleu: bool = False
     """At each validation, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
@@ -391,7 +391,8 @@ def defaults(said: Mapping[str, Any]) -> Options:
         model = replace(model, preset=said["preset"], **sizes)
     options = replace(options, model=model)
     if said.get("finetune_from"):
-        options = options.replace(**options_of_run(Path(said["finetune_from"])))
+        gentle = {} if said.get("recipe") else {"peak": 5e-4, "warmup": 100}
+        options = options.replace(**gentle, **options_of_run(Path(said["finetune_from"])))
     return options
 
 

@@ -1,7 +1,5 @@
 """Signals that end a command, or stop a run between two updates."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterator

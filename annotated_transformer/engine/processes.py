@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import threading
 import warnings
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def launched() -> tuple[int, int, int]:
     given, hint = {"LOCAL_RANK": "0", **os.environ}, "start with torchrun, or unset RANK"
     needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if missing := ", ".join(name for name in needed if name not in given):
-        raise UsageError(f"RANK is set but {missing} is not: {hint}")
+        raise UsageError(f"RANK is set, but not {missing}: {hint}")
     numbers = []
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         if not re.fullmatch("[0-9]{1,9}", given[name]):
@@ -58,6 +59,12 @@ def launched() -> tuple[int, int, int]:
     rank, size, local, port = numbers
     if rank >= size or port >= 2**16:
         raise UsageError(f"RANK is {rank} of WORLD_SIZE {size}, MASTER_PORT {port}: {hint}")
+    try:
+        socket.getaddrinfo(given["MASTER_ADDR"], port)
+    except OSError as error:
+        raise UsageError(
+            f"MASTER_ADDR {given['MASTER_ADDR']!r:.80}: {error.strerror}: {hint}"
+        ) from None
     return rank, size, local
 
 

@@ -64,6 +64,8 @@ def score_pairs(
         CorpusError: A side is blank, or longer than the model's limit.
         ValueError: The two sides have different numbers of lines.
     """
+    if len(sources) != len(targets):
+        raise ValueError(f"{name}: {len(sources)} sources, but {len(targets)} targets")
     limit, ids = system.config.max_len - 1, []
     for number, pair in enumerate(zip(sources, targets, strict=True), 1):
         sides = [t.encode(line) for t, line in zip(system.tokenizers, pair, strict=True)]
@@ -80,9 +82,8 @@ def score_pairs(
         shuffle=False,
     )
     out: dict[int, PairScore] = {}
-    closed = sys.stderr is None  # by the parent process
-    bar = tqdm(total=len(ids), unit="line", disable=not progress or closed, file=sys.stderr)
-    with bar:
+    hidden = not progress or sys.stderr is None  # closed by the parent process
+    with tqdm(total=len(ids), unit="line", disable=hidden, file=sys.stderr) as bar:
         for batch in order:
             chosen = [int(i) for i in batch]
             found = score_tokens(system.model, *zip(*(ids[i] for i in chosen), strict=True))

@@ -1,8 +1,7 @@
 """A translation system, which is a model with its tokenizers, and the translation of lines."""
 
-from __future__ import annotations
-
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,7 +13,7 @@ from tqdm import tqdm
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.data.files import CorpusError
-from annotated_transformer.engine.config import Options, UsageError
+from annotated_transformer.engine.config import Options, UsageError, flag
 from annotated_transformer.engine.texts import Tokenizers
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.ensemble import Ensemble
@@ -136,7 +135,13 @@ def model_config(options: Options, shared: bool) -> Architecture:
             return ConvolutionConfig(**sizes)
         return RecurrentConfig(ATTENTION[model.architecture], **sizes)
     except ValueError as error:
-        raise UsageError(f"--architecture {model.architecture}: {error}") from None
+        raise UsageError(as_typed(error)) from None
+
+
+def as_typed(error: ValueError) -> str:
+    """Return a model's error with the names of options."""
+    words = re.sub(r"\b(d_\w+|h|tie)\b", lambda name: flag(name[0]), str(error))
+    return words.replace("=", " ").replace("--h ", "--heads ")
 
 
 def fresh_model(tokenizers: Tokenizers, config: Architecture, seed: int) -> EncoderDecoder:
@@ -149,7 +154,7 @@ def fresh_model(tokenizers: Tokenizers, config: Architecture, seed: int) -> Enco
     try:
         return config.build(len(tokenizers[0]), len(tokenizers[1]))
     except ValueError as error:
-        raise UsageError(f"--architecture {architecture(config)}: {error}") from None
+        raise UsageError(as_typed(error)) from None
 
 
 @dataclass(frozen=True)

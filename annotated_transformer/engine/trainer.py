@@ -1,7 +1,5 @@
 """A training run, from its start or from where it stopped, to the last update."""
 
-from __future__ import annotations
-
 import math
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Treebanks as parallel text: a sentence, and its tree as a sequence of symbols (§6.3)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

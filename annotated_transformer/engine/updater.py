@@ -1,7 +1,5 @@
 """The updates of a run; those that become NaN or infinite are saved, so they can be replayed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

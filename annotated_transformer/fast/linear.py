@@ -1,7 +1,5 @@
 """Matrix products with few rows, using prepacked weights; and the argmax over many logits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Float32 matrix products and memory allocation on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

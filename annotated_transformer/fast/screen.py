@@ -1,7 +1,5 @@
 """Greedy decoding's output projection: int8 rules most tokens out, the others are exact."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from timeit import repeat

@@ -4,8 +4,6 @@ Written from the specification itself. Through Hugging Face, which CTranslate2 a
 row of the vocabulary and the start symbol would change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast

@@ -202,13 +202,13 @@ def card(system: System, record: Mapping[str, Any] | None, use: str, lost: str) 
         lost: What the target leaves out.
     """
     source, target = system.languages
-    config = system.config
+    config, back = system.config, " and back" * ("both_ways" in system.training)
     sizes = ", ".join(f"{name}={value}" for name, value in vars(config).items())
     rows = [f"- Parameters: {count_parameters(system.model):,}", f"- Sizes: {sizes}"]
     rows += lines_of_record(record) if record else ["- No record of its run was beside the weights"]
     languages = f"---\nlanguage:\n- {source}\n- {target}\npipeline_tag: translation\n---\n\n"
     return (
-        f"{languages}# A Transformer from {source} to {target}\n\n"
+        f"{languages}# A Transformer from {source} to {target}{back}\n\n"
         "An encoder-decoder as in *Attention Is All You Need* (Vaswani et al., 2017), exported by "
         f"annotated-transformer {__version__}.\n\n" + "\n".join(rows) + "\n\n"
         f"## Use\n\n```python\n{use.strip()}\n```\n\n## What was lost\n\n{lost}\n"

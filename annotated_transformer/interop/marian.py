@@ -1,7 +1,5 @@
 """Marian checkpoints in Hugging Face's format, loaded into our readable model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast

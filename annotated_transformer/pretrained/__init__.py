@@ -79,7 +79,7 @@ class Pretrained:
         """The model as a system, for ``translate_lines``, ``save_system`` and so on."""
         from annotated_transformer.engine.system import System
 
-        return System(self.model, self.config, ("de", "en"), self.tokenizers, {})
+        return System(self.model, self.config, ("de", "en"), self.tokenizers, {"both_ways": True})
 
     def batch(self, source: str, target: str) -> Batch:
         """Return a batch of one pair: ``src (1, m)``, ``tgt`` and ``tgt_y (1, n)``, and masks."""

@@ -282,11 +282,12 @@ train --finetune-from @run --vocabulary 300             | --vocabulary
 train --finetune-from @run --tokenizer words            | --tokenizer
 train --finetune-from @run --preset base                | --preset
 train --finetune-from @run --model rnn                  | --architecture
-train --finetune-from @run --d-model 16 --size 9 --quiet | --d-model
-train --finetune-from @run --layers 2 --size 9 --quiet  | --layers
-train --finetune-from @run --pair en-de --size 9 --quiet | --pair
-train --finetune-from @run --size 9 --out @run          | --out
-train --finetune-from @parser --size 9                  | en-trees
+train --finetune-from @run --corpus grammar --d-model 16 --size 9 --quiet | --d-model
+train --finetune-from @run --corpus grammar --layers 2 --size 9 --quiet | --layers
+train --finetune-from @run --corpus grammar --pair en-de --size 9 --quiet | --pair
+train --finetune-from @run --corpus grammar --size 9 --out @run | --out
+train --finetune-from @parser --corpus grammar --size 9 | en-trees
+train --finetune-from @run                              | --train-files
 train --init @run                                       | --finetune-from
 train --best-metric bleu                                | --eval-bleu
 train --eval-bleu --sharded                             | --eval-bleu

@@ -100,7 +100,7 @@ def test_faults_that_are_put_back_are_found(fault: str, name: str, bench: Bench)
     assert bench.judge(CASES[name], fault) != []
 
 
-@settings(max_examples=150, derandomize=True, database=None, deadline=None)
+@settings(max_examples=500, derandomize=True, database=None, deadline=None)
 @given(drawn=cases())
 def test_what_nobody_thought_of_is_one_line(drawn: Case, bench: Bench) -> None:
     outcome = execute(drawn, bench.forks, bench.root)

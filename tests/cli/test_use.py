@@ -197,16 +197,17 @@ class Terminal(io.TextIOWrapper):
 def test_a_dialogue_has_a_prompt_and_survives_a_bad_line(
     trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "Der Hund .\n" + "wort " * 300 + "\n\nDer Mann .\n"
-    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(text.encode())))
+    text = b"Der Hund .\n" + b"wort " * 300 + b"\n\n\xff\nDer Mann .\n"
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(text)))
     capsys.readouterr()
     assert main(["translate", str(trained), "--interactive", "--beam", "1"]) == 0
     shown = capsys.readouterr()
-    assert shown.out.count("\n") == 3
+    assert shown.out.count("\n") == 5
     assert shown.err.startswith("enter one sentence per line; Ctrl-D ends\n> > annotated-transf")
     assert "standard input, line 2: " in shown.err
-    assert shown.err.count("> ") == 5
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert "standard input, line 4: byte 1 (0xff) is not valid UTF-8" in shown.err
+    assert shown.err.count("> ") == 6
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert main(["translate", str(trained), "--interactive", "--beam", "1"]) == 0
     assert "> " not in capsys.readouterr().err
     assert "leave out the file" in fails(capsys, "translate", trained, __file__, "--interactive")
@@ -264,7 +265,7 @@ def test_a_run_without_patience_left_says_why(
     words += ["--eval-bleu", "--best-metric", "bleu", "--patience", "2", "--peak", "1e-9"]
     assert main([*words, "--average", "0", "--out", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().err
-    assert "2 validations without a better bleu than 0.0 at update" in shown
+    assert "2 validations without a better BLEU than 0.0 at update" in shown
     assert "(--patience 2)" in shown
 
 

@@ -38,7 +38,7 @@ def test_a_rank_without_the_rest_is_refused_at_once(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
-    with pytest.raises(ValueError, match=f"RANK is set but {missing} is not.*torchrun"):  # noqa: SIM117
+    with pytest.raises(ValueError, match=f"RANK is set, but not {missing}: .*torchrun"):  # noqa: SIM117
         with process_group():
             pass
     assert not torch.distributed.is_initialized()
@@ -54,6 +54,7 @@ def test_a_rank_without_the_rest_is_refused_at_once(
         ("WORLD_SIZE", "9" * 5000, "WORLD_SIZE is '9999"),
         ("LOCAL_RANK", "", "LOCAL_RANK is '', not"),
         ("MASTER_PORT", "65536", "MASTER_PORT 65536"),
+        ("MASTER_ADDR", "no.such.host.", "MASTER_ADDR 'no.such.host.': "),
     ],
 )
 def test_numbers_of_torchrun_that_cannot_be(
