@@ -239,7 +239,7 @@ def test_plots_and_averages(newcomer: Installed, trained: Done) -> None:
 )
 def test_exports(newcomer: Installed, trained: Done, to: str, weights: str) -> None:
     assert newcomer.run(f"export one {to} --to {to}").err.startswith(f"wrote {to}; {to}/README.md")
-    assert "# A Transformer from de to en" in newcomer.lines(f"{to}/README.md")
+    assert "# A Transformer from de to en and back" in newcomer.lines(f"{to}/README.md")
     assert len(newcomer.bytes(f"{to}/{weights}")) > 4 * 10_000  # numbers, four bytes each
 
 

@@ -59,7 +59,7 @@ class Decoding(Weights):
     """Which weights to decode with, where, and how."""
 
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Of products with weights: fewer bits are faster but may change words; int8 needs a CPU."""
+    """Precision of weights: fewer bits are faster, but may change words; int8 needs a CPU."""
 
 
 @dataclass(frozen=True)

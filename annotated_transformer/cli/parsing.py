@@ -300,6 +300,9 @@ def without_none(text: str) -> str:
     """Return tyro's help without defaults of None and False, even where they are wrapped."""
     pattern = r"\(default:[\s│|]+(?:None|False)?\)"
     text = re.sub(pattern, lambda found: re.sub(r"[^\s│|]", " ", found[0]), text)
+    text = re.sub(
+        r"\boptim options( ───)?", lambda line: "training options" + " " * bool(line[1]), text
+    )
     return re.sub(r"^[│|] +[│|]\n| +$", "", text, flags=re.MULTILINE)
 
 

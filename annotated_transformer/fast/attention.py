@@ -1,7 +1,5 @@
 """Multi-head attention on packed rows, with the readable module's parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, cast
 

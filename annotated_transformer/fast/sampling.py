@@ -5,8 +5,6 @@ keeps the k most probable tokens (Fan et al., 2018), and top-p the fewest whose 
 at least p (nucleus sampling, Holtzman et al., 2020).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence
