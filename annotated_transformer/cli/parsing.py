@@ -198,7 +198,8 @@ def suggestion(word: str, known: Collection[str]) -> str:
     bare = word.strip("-")
     begun = [name for name in own if name.startswith(bare) or bare.startswith(f"{name}-")]
     sure = [bare] if bare in ours else begun if len(begun) == 1 else []
-    found = sure or difflib.get_close_matches(bare, ours, 1, 0.75)
+    sure = sure or [name for name in ours if sorted(name) == sorted(bare)]  # letters swapped
+    found = sure or difflib.get_close_matches(bare, ours, 1, 0.76)
     return f"did you mean {ours[found[0]]}? " if found else ""
 
 
