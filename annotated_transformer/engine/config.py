@@ -129,7 +129,7 @@ class OptimOptions:
     average_every: int | None = option(None, least=1)
     """Updates between those snapshots (one epoch by default)."""
     finetune_from: Path | None = None
-    """Start from this run's weights, tokenizer and sizes (by default, --peak 5e-4 --warmup 100)."""
+    """Start from this run's weights, with its tokenizer and sizes, and train on another text."""
     eval_bleu: bool = False
     """At each validation, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
@@ -391,8 +391,7 @@ def defaults(said: Mapping[str, Any]) -> Options:
         model = replace(model, preset=said["preset"], **sizes)
     options = replace(options, model=model)
     if said.get("finetune_from"):
-        gentle = {} if said.get("recipe") else {"peak": 5e-4, "warmup": 100}
-        options = options.replace(**gentle, **options_of_run(Path(said["finetune_from"])))
+        options = options.replace(**options_of_run(Path(said["finetune_from"])))
     return options
 
 
