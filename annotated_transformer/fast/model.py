@@ -1,7 +1,5 @@
 """The Transformer on packed rows: which models it supports, and its forward pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -29,17 +27,16 @@ from annotated_transformer.model.embeddings import Embeddings, LearnedPositions,
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.multi_head import MultiHeadedAttention, subsequent_mask
 
-KNOWN = (
+KNOWN = {
     *(EncoderDecoder, Encoder, Decoder, EncoderLayer, DecoderLayer, SublayerConnection, LayerNorm),
     *(MultiHeadedAttention, PositionwiseFeedForward, Generator),
     *(Embeddings, PositionalEncoding, LearnedPositions),
     *(nn.Linear, nn.Dropout, nn.Embedding, nn.Identity, nn.ModuleList, nn.Sequential),
-)
+}
 OWN = {"forward", "encode", "decode"}
 METHODS = {
     (kind, name): method for kind in KNOWN for name, method in vars(kind).items() if name in OWN
 }
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def can_accelerate(model: nn.Module) -> bool:
@@ -57,11 +54,15 @@ def is_untouched(part: nn.Module) -> bool:
         return False
     if any(vars(kind)[name] is not method for (kind, name), method in METHODS.items()):
         return False
-    for module in part.modules():
+    waiting = [part]  # a walk of its own takes a tenth of the time of modules()
+    for module in waiting:
         own = vars(module)
         changed = not OWN.isdisjoint(own) or own.get("_compiled_call_impl") is not None
-        if type(module) not in KNOWN or changed or any(own[hooks] for hooks in HOOKS):
+        hooked = own["_forward_hooks"] or own["_forward_pre_hooks"]
+        hooked = hooked or own["_backward_hooks"] or own["_backward_pre_hooks"]
+        if type(module) not in KNOWN or changed or hooked:
             return False
+        waiting.extend(each for each in own["_modules"].values() if each is not None)
     return not _GLOBAL._global_forward_pre_hooks
 
 
@@ -79,9 +80,9 @@ def _is_standard(model: EncoderDecoder) -> bool:
     for stack, kind in ((model.encoder, EncoderLayer), (model.decoder, DecoderLayer)):
         for layer in cast(Iterable[nn.Module], getattr(stack, "layers", ())):
             pairs.append((layer, kind))
-            own = [name for name in PARTS if hasattr(layer, name)]
-            pairs += [(getattr(layer, name), PARTS[name]) for name in own]  # None is not standard
-    return all(isinstance(part, kind) for part, kind in pairs)
+            own = cast(dict[str, nn.Module], layer._modules)
+            pairs += [(own[name], PARTS[name]) for name in PARTS if name in own]
+    return all(isinstance(part, kind) for part, kind in pairs)  # a part may be None
 
 
 PARTS: dict[str, type[nn.Module]] = {
