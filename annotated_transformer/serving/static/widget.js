@@ -314,7 +314,10 @@
         await turn;
         if (run === this.run) this.finish(text);
       } catch (error) {
-        if (run === this.run) this.say(error.message, true);
+        if (run === this.run) {
+          this.say(error.message, true);
+          this.view.hidden = true; // an older translation is not of this sentence
+        }
       }
       if (run === this.run) this.box.removeAttribute("aria-busy");
     }

@@ -460,9 +460,9 @@ function annotatedTransformer() {
       this.words = { de: new Set(words.de), en: new Set(words.en) };
     }
 
-    /** Words of a text that were never seen in training, in their order. */
-    unknown(text) {
-      const known = (word) => this.words.de.has(word) || this.words.en.has(word);
+    /** Words of a text that were never seen in training, or not in one language, in order. */
+    unknown(text, languages = ["de", "en"]) {
+      const known = (word) => languages.some((language) => this.words[language].has(word));
       const found = text.match(/[\p{L}\p{N}_]+/gu) ?? [];
       return found.filter((word, i) =>
         !known(word) && !(i === 0 && known(word[0].toLowerCase() + word.slice(1))));
@@ -495,6 +495,13 @@ function annotatedTransformer() {
         const what = names.includes(",") ? "these words" : "this word";
         throw new InputError(`The model does not know ${what}: ${names}. `
           + `It has learned ${this.words.de.size} German and ${this.words.en.size} English words.`);
+      }
+      const language = this.language(text);
+      const foreign = this.unknown(text, [language]);
+      if (foreign.length) {
+        const [own, other] = language === "de" ? ["German", "English"] : ["English", "German"];
+        throw new InputError(`“${foreign[0]}” is ${other}, but the sentence is ${own}. `
+          + "Please write it in one language.");
       }
       const ids = this.tokenizer.encode(text);
       if (ids.length > LONGEST) {
