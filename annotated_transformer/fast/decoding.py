@@ -1,7 +1,5 @@
 """Decoding with KV caches, one position of many sentences per step, on any device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

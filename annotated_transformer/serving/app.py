@@ -28,8 +28,8 @@ from annotated_transformer.translation.tokenizers import normal_blanks
 
 STATIC = files("annotated_transformer.serving") / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css"}
-SHOWN = "Type a sentence to see its translation, and which tokens each head attended to."
-NOT_SHOWN = "This page shows Transformers only; for this system, use the command below."
+ABOUT = "Type a sentence to see its translation"
+HEADS = ", and which tokens each head attended to"
 DRAINED = 8  # bodies too large are read up to this many times the limit, so that the answer arrives
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -125,8 +125,6 @@ class Service:
         """Translate a sentence, and return its attention weights; see ``attention_json``."""
         asked = read_request(body, self.limits, len(self.system.tokenizers[1]), single=True)
         (sentence,) = asked.sentences
-        if not isinstance(self.system.config, ModelConfig):
-            raise Refusal(422, "attention: only a Transformer has it by layer and head")
         if not sentence.strip():
             raise Refusal(422, "sentence: is blank; type some words")
         tokens = self._encode("sentence", sentence)
@@ -186,12 +184,11 @@ class Service:
     def _fill(self, page: str, name: str) -> str:
         """Fill the page with what it says of this system."""
         first, second = self.system.languages
-        shown = isinstance(self.system.config, ModelConfig)
+        heads = HEADS * isinstance(self.system.config, ModelConfig)
         values = {
             "NAME": name,
             "PAIR": "German and English" if self.pretrained else f"{first} to {second}",
-            "ABOUT": SHOWN if shown else NOT_SHOWN,
-            "CLASS": "translator" if shown else "",
+            "ABOUT": f"{ABOUT}{heads}.",
             "SENTENCE": RUNNING.text("de") if self.pretrained else "",
             "LABEL": "" if self.pretrained else f'data-label="A sentence ({escape(first)})"',
         }

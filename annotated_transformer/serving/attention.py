@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from annotated_transformer.engine.scoring import score_tokens
 from annotated_transformer.engine.system import System
+from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.pretrained import trace
 from annotated_transformer.serving.requests import check_tokens
@@ -26,7 +28,7 @@ def attention_json(system: System, source: list[int], best: Hypothesis, most: in
     """Return tokens, probabilities and attention weights of a translated sentence as JSON.
 
     Args:
-        system: The system, a Transformer.
+        system: The system; only a Transformer has attention by layer and head.
         source: Tokens of the source, without special symbols.
         best: Its translation.
         most: Maximum tokens of the translation.
@@ -35,32 +37,35 @@ def attention_json(system: System, source: list[int], best: Hypothesis, most: in
         An object with ``source`` and ``target``, the tokens as shown, ends included (lengths m and
         n); ``texts``, the translation up to each target token; ``probabilities`` (n); and the
         weights by layer and head ``encoder (N, h, m, m)``, ``self (N, h, n, n)`` and
-        ``cross (N, h, n, m)``. Row i of the last two belongs to the step that chose target token i.
+        ``cross (N, h, n, m)``, empty where there are none. Row i of the last two belongs to the
+        step that chose target token i.
 
     Raises:
         Refusal: The translation has more tokens than are shown.
     """
     ours, theirs = system.tokenizers
     check_tokens("translation", len(best.tokens), most)
-    device = next(system.model.parameters()).device
-    found = trace(system.model, make_batch([source], [best.tokens]).to(device))
-    written = [*best.tokens, EOS]
-    chosen = found["generator.proj"][0].softmax(-1)[range(len(written)), written]
+    (scores,) = score_tokens(system.model, [source], [best.tokens])
+    written, found = [*best.tokens, EOS], dict[str, Tensor]()
+    if isinstance(system.config, ModelConfig):
+        device = next(system.model.parameters()).device
+        found = trace(system.model, make_batch([source], [best.tokens]).to(device))
     data = {
         "source": ours.tokens([*source, EOS]),
         "target": theirs.tokens(written),
         "read": theirs.tokens([BOS, *best.tokens]),
         "texts": [normal_blanks(theirs.decode(written[: i + 1])) for i in range(len(written))],
-        "probabilities": rounded(chosen),
+        "probabilities": rounded(torch.tensor(scores, dtype=torch.float64).exp()),
         **{name: rounded(weights(found, *part)) for name, part in PARTS.items()},
     }
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def weights(found: Mapping[str, Tensor], stack: str, part: str) -> Tensor:
-    """Return the weights of a kind of attention in all layers ``(N, h, n, m)``."""
+    """Return the weights of a kind of attention in all layers ``(N, h, n, m)``, if any."""
     names = [f"{stack}.layers.{i}.{part}.attn" for i in range(len(found))]
-    return torch.cat([found[name] for name in names if name in found])
+    layers = [found[name] for name in names if name in found]
+    return torch.cat(layers) if layers else torch.empty(0)
 
 
 def rounded(values: Tensor) -> object:

@@ -57,3 +57,23 @@ def test_a_sentence_is_translated_and_its_attention_shown(
         )
         assert [one for one in wrong if "422" not in one] == []
         context.close()
+
+
+def test_a_recurrent_system_translates_without_pictures(browser: Browser) -> None:
+    with running(shown=300) as server:
+        page = browser.new_page(reduced_motion="reduce")
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(f"http://127.0.0.1:{server.port}")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        expect(page.locator(".translator-output strong")).to_have_text(RUNNING.text("en"))
+        assert page.locator(".translator-heat").is_visible()
+        server.give_recurrent()
+        page.get_by_label("Search").select_option("beam of 4")  # translates again
+        page.locator(".translator-heat").wait_for(state="hidden")
+        asked = {"sentences": [RUNNING.text("de")], "beam": 4}
+        (wanted,) = server.ask(data=asked)[1]["translations"]
+        expect(page.locator(".translator-output strong")).to_have_text(wanted)
+        assert wrong == []
+        page.close()

@@ -12,9 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.cli.options import Search
 from annotated_transformer.cli.systems import open_pretrained
 from annotated_transformer.serving.app import Service
@@ -47,6 +51,15 @@ class Running:
         self.server = Server(self.service, self.started.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],))
         self.pool = ThreadPoolExecutor(64)
+
+    def give_recurrent(self) -> None:
+        """Serve a recurrent model in place of the other; it has learned nothing."""
+        config = RecurrentConfig("additive", width=8, hidden=8)
+        torch.manual_seed(0)
+        size = len(self.service.system.tokenizers[0])
+        model = config.build(size, size).eval()
+        system = replace(self.service.system, model=model, config=config)
+        self.service.system = self.service.batcher.system = system
 
     def translate(self, batch: list[Job]) -> list[Found]:
         """Wait for the gate, and translate."""

@@ -7,12 +7,10 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 
-from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.pretrained import RUNNING, load_pretrained
@@ -165,17 +163,18 @@ def test_bad_requests_for_attention(usual: Running, data: object, names: str) ->
     assert names in found["error"]
 
 
-def test_only_a_transformer_has_attention_by_layer_and_head(usual: Running) -> None:
-    system = usual.service.system
-    usual.service.system = replace(system, config=RecurrentConfig("none"))
-    status, found, _ = usual.ask("/attention", {"sentence": "a"})
-    usual.service.system = system
-    assert (status, found["error"][:10]) == (422, "attention:")
-    page = usual.service.start_page
-    other = Service(replace(system, config=RecurrentConfig("none")), LIMITS)
-    other.batcher.stop()
-    assert ('class="translator"' in page, 'class="translator"' in other.start_page) == (True, False)
-    assert "use the command below" in other.start_page
+def test_a_recurrent_system_is_shown_without_attention() -> None:
+    with running(shown=300) as server:
+        server.give_recurrent()
+        status, found, _ = server.ask("/attention", {"sentence": GERMAN})
+        (wanted,) = server.ask(data={"sentences": [GERMAN]})[1]["translations"]
+        page = Service(server.service.system, LIMITS)
+        page.batcher.stop()
+    assert (status, found["texts"][-1]) == (200, wanted)
+    assert found["encoder"] == found["self"] == found["cross"] == []
+    assert len(found["probabilities"]) == len(found["target"]) == len(found["texts"])
+    assert "each head" in server.service.start_page
+    assert "each head" not in page.start_page
 
 
 def test_no_request_holds_more_than_may_wait() -> None:

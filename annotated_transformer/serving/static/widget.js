@@ -226,8 +226,7 @@
         aria: { role: "group", "aria-label": "Heads to mute" },
       });
       this.mixer.addEventListener("click", (event) => this.mix(event));
-      this.view = element("div", { className: "translator-view", hidden: true },
-        this.output, this.mixer,
+      this.weights = element("div", {},
         element("div", { className: "translator-row" }, labelled("Weights", this.kind),
           labelled("Layer", this.layer), labelled("Head", this.head)),
         this.reading,
@@ -235,8 +234,9 @@
           element("div", {}, this.heads,
             element("div", { className: "translator-bridge" },
               this.keys, this.ribbons, this.queries)),
-          this.heat),
-        this.buildTrace());
+          this.heat));
+      this.view = element("div", { className: "translator-view", hidden: true },
+        this.output, this.mixer, this.weights, this.buildTrace());
       for (const control of [this.kind, this.layer, this.head])
         control.addEventListener("change", () => this.draw());
       this.queries.addEventListener("keydown", (event) => this.move(event));
@@ -376,8 +376,9 @@
 
     /** Offer the layers and heads that the model has. */
     choices() {
-      if (this.layer.options.length) return;
-      const { attention } = this.source; // (N, h, m, m)
+      const { attention } = this.source; // (N, h, m, m); a served system may have none
+      this.weights.hidden = !attention.length;
+      if (this.layer.options.length || !attention.length) return;
       attention.forEach((_, i) => this.layer.append(option(i, `${i + 1}`)));
       this.layer.value = attention.length - 1;
       this.head.append(option("mean", "mean of all"),
@@ -443,7 +444,7 @@
     }
 
     draw() {
-      if (!this.source) return;
+      if (!this.source?.attention.length) return;
       this.now = this.data();
       const { keys, queries, langs } = this.now;
       const [key, query] = this.kind.value === "encoder" ? ["attended to", "attends"]
