@@ -64,6 +64,27 @@ def test_a_checked_cell_is_folded_under_its_comment(cells: Any) -> None:
     assert "hide_mode" not in cell
 
 
+@pytest.mark.parametrize(
+    ("printed", "wraps"),
+    [
+        ("status: not resolved; grammar, by seconds", True),
+        ("one 1\ntwo 2\n\nthree: (1, 2)", True),
+        ("one      1\nthree    3", False),
+        ("list:\n    one", False),
+        ("a\tb", False),
+    ],
+)
+def test_printed_sentences_may_wrap_and_columns_may_not(
+    cells: Any, printed: str, wraps: bool
+) -> None:
+    tree, cell = chapter("print(x)", [])
+    output = nodes.container(nb_element="cell_code_output")
+    output += nodes.literal_block(printed, printed, classes=["output"])
+    cell += output
+    cells.prepare(None, tree)
+    assert output[0]["classes"] == ["output", *["sentences"] * wraps]
+
+
 def test_without_a_comment_the_claim_is_the_label(cells: Any) -> None:
     claims = cells.load_claims()
     name, claim = next(iter(claims.items()))
@@ -184,10 +205,11 @@ def test_wide_figures_stay_legible_on_a_phone(captions: Any) -> None:
         '<text style="font-size: 10px">word</text><text style="font-size: 7px">2</text></svg>'
     )
     figure = captions.keep_legible(drawing)
-    assert "height:auto;min-width:612px" in figure  # 10 pt are 13.3 px, and may shrink to 8.5
-    chart = drawing.replace("720pt", "500").replace('style="font-size: 10px"', 'font-size="12px"')
+    assert "height:auto;min-width:655px" in figure  # 10 pt are 13.3 px, and may shrink to 9.1
+    chart = drawing.replace("720pt", "500").replace("720", "500")
+    chart = chart.replace('style="font-size: 10px"', 'font-size="12px"')
     live = captions.keep_legible(f'{chart}<div class="moving" data-by="vega-embed"></div>')
-    assert live.count("min-width:354px") == 2
-    assert '<div class="moving" style="min-width:354px"' in live
+    assert live.count("min-width:379px") == 2
+    assert '<div class="moving" style="min-width:379px"' in live
     assert captions.keep_legible(figure) == figure  # once is enough
     assert captions.keep_legible("<p>text</p>") == "<p>text</p>"

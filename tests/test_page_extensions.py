@@ -92,10 +92,12 @@ def put(tmp_path: Path, body: str) -> str:
 
 def test_our_drawings_go_into_the_page(tmp_path: Path) -> None:
     got = put(tmp_path, '<p><img alt="A &amp; B" src="../_images/ours.svg" /></p>')
-    assert got.startswith('<p><svg aria-label="A &amp; B" class="drawing"')
+    assert got.startswith(
+        '<p><span class="drawing-box"><svg aria-label="A &amp; B" class="drawing"'
+    )
     assert "aria-labelledby" not in got  # one label, that of the chapter
     assert "<?xml" not in got
-    assert got.endswith("</svg></p>")
+    assert got.endswith("</svg></span></p>")
 
 
 def test_without_a_text_the_drawing_describes_itself(tmp_path: Path) -> None:

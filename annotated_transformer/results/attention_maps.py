@@ -161,7 +161,7 @@ def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Fi
         matrix = weights[layer, head].detach().cpu().double().numpy()
         seaborn.heatmap(matrix, ax=ax, yticklabels=rows, xticklabels=columns, **look)
         ax.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
-        ax.tick_params(labelsize=7)
+        ax.tick_params(labelsize=8)
         ax.grid(visible=False)
     figure.supylabel("query", fontsize="medium")
     figure.supxlabel("key", fontsize="medium")

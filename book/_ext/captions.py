@@ -11,6 +11,7 @@ import re
 
 from bodies import rewrite_bodies
 from docutils import nodes
+from inline_svg import widen
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
@@ -26,9 +27,6 @@ COMPUTED = re.compile(
 NUMBER = re.compile(r'<span class="caption-number">(?P<number>[^<]*)</span>')
 CAPTION = re.compile(r'<span class="caption-text">(?P<text>.*?)</span>', re.DOTALL)
 DRAWING = re.compile(r'<svg role="img"[^>]*?style="max-width:100%;height:auto".*?</svg>', re.DOTALL)
-WIDTH = re.compile(r'<svg[^>]*\swidth="(?P<number>[\d.]+)(?P<unit>pt)?"')
-LETTERS = re.compile(r'font-size[:=]\s*"?(?P<size>[\d.]+)')
-SMALLEST = 8.5  # pixels of a letter on a phone; exponents and indices may be smaller
 
 
 def alternative(bundle: nodes.container) -> str:
@@ -68,19 +66,7 @@ def number_equations(app: Sphinx, env: BuildEnvironment) -> list[str]:
 
 def keep_legible(figure: str) -> str:
     """Give the drawings of a figure a least width; on a phone the wide ones scroll in their box."""
-
-    def widen(match: re.Match[str]) -> str:
-        if (width := WIDTH.match(match[0])) is None:
-            return match[0]
-        unit = 4 / 3 if width["unit"] == "pt" else 1  # pixels
-        sizes = [float(size) * unit for size in LETTERS.findall(match[0])]
-        legible = [size for size in sizes if size >= 10]
-        if not legible:
-            return match[0]
-        least = round(float(width["number"]) * unit * min(1.0, SMALLEST / min(legible)))
-        return match[0].replace("height:auto", f"height:auto;min-width:{least}px", 1)
-
-    figure = DRAWING.sub(widen, figure)
+    figure = DRAWING.sub(lambda drawing: widen(drawing[0]), figure)
     if least := re.search(r"min-width:\d+px", figure):  # what moves is as wide as what stands
         moving = '<div class="moving"'
         figure = figure.replace(moving, f'{moving} style="{least[0]}"')

@@ -16,6 +16,7 @@ from scoreboard import load_claims, parse_tags, tags_of
 from sphinx.application import Sphinx
 
 CHECKED = "checked"
+ALIGNED = re.compile(r"(?m)^[ \t]|\S {2}|\t")  # columns, or lines below others
 LABEL = re.compile(r"\A\s*#\s*(?P<text>[^#!%].*?)\s*$", re.MULTILINE)
 LONGEST = 100  # characters of a label
 NAMED = 3  # functions and classes that the bar of a folded cell names
@@ -80,8 +81,14 @@ def contents(source: str) -> str:
 
 
 def prepare(app: Sphinx, doctree: nodes.document) -> None:
-    """Fold the checked cells of a chapter, and clean the source of all."""
+    """Fold the checked cells of a chapter, clean the source of all, and mark printed sentences.
+
+    Those wrap on a phone; lines that are aligned with others would not survive it.
+    """
     for cell in doctree.findall(nodes.container):
+        if cell.get("nb_element") == "cell_code_output":
+            for block in cell.findall(nodes.literal_block):
+                block["classes"] += [] if ALIGNED.search(block.astext()) else ["sentences"]
         if cell.get("nb_element") != "cell_code":
             continue
         tags = tags_of(cell)

@@ -15,6 +15,23 @@ from sphinx.application import Sphinx
 
 IMAGE = re.compile(r'<img\b[^>]*\bsrc="(?:[^"]*/)?_images/(?P<name>[\w-]+)\.svg"[^>]*>')
 ALT = re.compile(r'\balt="(?P<text>[^"]*)"')
+WIDTH = re.compile(r'<svg[^>]*\swidth="(?P<number>[\d.]+)(?P<unit>pt)?"')
+BOX = re.compile(r'<svg[^>]*\sviewBox="\S+ \S+ (?P<width>[\d.]+) ')
+LETTERS = re.compile(r'(?<!\.sub \{ )font-size[:=]\s*"?(?P<size>[\d.]+)')
+SMALLEST = 9.1  # pixels of a letter on a phone; exponents and indices may be smaller
+
+
+def widen(svg: str) -> str:
+    """Give a drawing a least width, at which its letters can be read."""
+    width, box = WIDTH.match(svg), BOX.match(svg)
+    if width is None or box is None:
+        return svg
+    full = float(width["number"]) * (4 / 3 if width["unit"] == "pt" else 1)  # pixels
+    sizes = [float(size) * full / float(box["width"]) for size in LETTERS.findall(svg)]
+    if not (legible := [size for size in sizes if size >= 10]):
+        return svg
+    least = round(full * min(1.0, SMALLEST / min(legible)))
+    return svg.replace("height:auto", f"height:auto;min-width:{least}px", 1)
 
 
 def drawing(path: Path, alt_text: str) -> str:
@@ -32,7 +49,8 @@ def drawing(path: Path, alt_text: str) -> str:
         svg = re.sub(r' aria-labelledby="[^"]*"', "", svg, count=1)
         label = f'aria-label="{html.escape(alt_text)}" '
     look = 'class="drawing" style="max-width:100%;height:auto"'
-    return svg.replace("<svg ", f"<svg {label}{look} ", 1).rstrip()
+    svg = widen(svg.replace("<svg ", f"<svg {label}{look} ", 1).rstrip())
+    return f'<span class="drawing-box">{svg}</span>'
 
 
 def inline(body: str, folder: Path) -> str:

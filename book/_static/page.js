@@ -26,7 +26,7 @@
 
   // Boxes that are wider than the page take the focus, so that arrow keys move them.
   const wide = ".bd-article pre, .bd-article .cell_output, .bd-article .cell_output .output, "
-    + ".bd-article div.math, "
+    + ".bd-article div.math, .bd-article .drawing-box, "
     + ".bd-article mjx-container[display=true], .bd-article .pst-scrollable-table-container";
   const reach = () => document.querySelectorAll(wide).forEach((box) => {
     const scrolls = box.scrollWidth > box.clientWidth + 1

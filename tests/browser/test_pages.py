@@ -239,16 +239,26 @@ def tiny_letters(page: Page) -> list[str]:
     Exponents and indices, less than ten pixels at full size, are not counted.
     """
     found: list[str] = page.evaluate(
-        """() => [...document.querySelectorAll("main figure.computed svg")].flatMap((svg) => {
+        """() => [...document.querySelectorAll("main figure svg")].flatMap((svg) => {
           const box = svg.viewBox.baseVal, width = svg.getBoundingClientRect().width;
           if (!box || !box.width || !width) return [];
           const [full, now] = [svg.width.baseVal.value / box.width, width / box.width];
-          const sizes = [...svg.querySelectorAll("text, tspan")]
+          const sizes = [...svg.querySelectorAll("text, tspan:not(.sub)")]
             .map((e) => parseFloat(getComputedStyle(e).fontSize)).filter((s) => s * full >= 10);
           const least = Math.min(...sizes) * now;
           const name = svg.closest("figure").id;
-          return least < 8.2 ? [`letters of ${least.toFixed(1)} px in ${name}`] : [];
+          return least < 9 ? [`letters of ${least.toFixed(1)} px in ${name}`] : [];
         })"""
+    )
+    return found
+
+
+def unwrapped(page: Page) -> list[str]:
+    """Return the printed sentences that scroll sideways."""
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll(".cell_output .sentences pre")]
+          .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+          .map((e) => `a printed sentence scrolls: ${e.textContent.slice(0, 60)}`)"""
     )
     return found
 
@@ -279,7 +289,7 @@ def test_page(browser: Browser, site: str, path: str) -> None:
         faults = untypeset(page) + dead_charts(page) + too_wide(page) + cut_off(page)
         faults += broken_words(page)
         resize(page, NARROW)
-        narrow = too_wide(page) + tiny_letters(page) + broken_words(page)
+        narrow = too_wide(page) + tiny_letters(page) + broken_words(page) + unwrapped(page)
         faults += [f"at {NARROW} px: {fault}" for fault in narrow]
         resize(page, widths[0])
         switch(page, second)
@@ -351,6 +361,10 @@ BROKEN = {
         '<main><figure class="computed" id="f"><svg viewBox="0 0 4000 50" width="4000" '
         'style="max-width:100%"><text y="30" font-size="12">small</text></svg></figure></main>'
     ),
+    "unwrapped": (
+        '<div class="cell_output"><div class="sentences">'
+        f'<pre style="overflow:hidden">{"x" * 999}</pre></div></div>'
+    ),
     "wide": '<main><div style="width:3000px">wide</div></main>',
 }
 
@@ -364,8 +378,8 @@ def test_broken_page_is_noticed(browser: Browser, site: str, kind: str) -> None:
     path.write_text(body, encoding="utf-8")
     try:
         with opened(browser, site, f"_static/{path.name}") as (page, wrong):
-            checks = (untypeset, dead_charts, too_wide, cut_off, tiny_letters, barriers, pale)
-            found = wrong + [fault for check in checks for fault in check(page)]
+            checks = (untypeset, dead_charts, too_wide, cut_off, tiny_letters, unwrapped)
+            found = [fault for check in (*checks, barriers, pale) for fault in check(page)] + wrong
     finally:
         path.unlink()
     assert bool(found) == (kind != "sound"), found

@@ -35,14 +35,17 @@ def record_of(losses: Mapping[str, list[float]]) -> dict[str, Any]:
     rows = {
         row: {
             "runs": {
-                str(seed): {"loss": loss, "bleu": 40 - 10 * loss, "parameters": 1000}
+                str(seed): {
+                    **{"loss": loss, "bleu": 40 - 10 * loss},
+                    **{"parameters": 1000, "seconds": 60.0},
+                }
                 for seed, loss in enumerate(found)
             }
         }
         for row, found in losses.items()
     }
-    fields = ("command", "commit", "date", "hardware", "search")
-    return {"kind": "sweep", **dict.fromkeys(fields, ""), "rows": rows}
+    fields = dict.fromkeys(("command", "commit", "date", "search"), "")
+    return {"kind": "sweep", **fields, "hardware": {"processor": "a processor"}, "rows": rows}
 
 
 def simulated(rng: np.random.Generator, effects: Mapping[str, float]) -> dict[str, Any]:
@@ -163,6 +166,8 @@ def test_any_record_fits_the_page(
         for name, count in zip(("table3-grammar", "table3-small"), seeds, strict=True)
         if count
     ]
+    timed = re.findall(r"Seconds are the median .*? on a processor\.", " ".join(out.split()))
+    assert len(timed) == len(seeds_told)
     assert len(found) == 6
     assert (set(found) == {"not yet run"}) == (max(seeds) == 0)
     if max(seeds) == 1:  # one run of each settles nothing
