@@ -60,7 +60,7 @@ def _finished(
 def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Find the most probable continuations of the hypotheses of each sentence.
 
-    Of what is equally probable, that of the first hypothesis comes first, then the smallest token.
+    Ties go to the earlier hypothesis, then to the smaller token id.
 
     Args:
         logits: Logits of the next token ``(sentences, beam, vocab)``.
@@ -79,7 +79,7 @@ Continuations = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest of each row and their places; the earlier place first, if equal."""
+    """Return the largest values of each row and their indices; ties go to the smaller index."""
     tops, places = values.topk(count)  # in any order, if equal
     least = tops[:, -1:]
     if ((values >= least).sum(-1, keepdim=True) > count).logical_and(least > -torch.inf).any():

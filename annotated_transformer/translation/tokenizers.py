@@ -179,7 +179,7 @@ class SubwordVocabulary(Numbered):
         self._backend = _byte_level(BPE(ids, list(merges)))
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of the sub-words; any text can be encoded."""
+        """Return the ids of the sub-words; any text can be encoded."""
         if not text:
             return []
         # One blank in front: a word is the same token at the start and inside a sentence.
