@@ -1,6 +1,6 @@
 # make book   the rendered book, every chapter run        make serve   the same, in a browser
 # make test   everything that is checked                  make clean   forget what was made
-# make benchmark   our speed beside that of others, on this machine
+# make benchmark   our speed compared with that of others, on this machine
 # make epub   the first part as an EPUB, for readers and tablets
 # make coverage    which lines of the package the tests run
 # make lock   requirements.txt, after a change to pyproject.toml

@@ -97,9 +97,9 @@ def draw_svg(tree: Node) -> str:
         waiting += reversed(node.parts)
     label = html.escape(f"Tree of the sentence: {' '.join(words)}")
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
-    look = 'style="max-width:100%;height:auto" font-family="sans-serif" font-size="14"'
+    style = 'style="max-width:100%;height:auto" font-family="sans-serif" font-size="14"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" {size} {look}>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" {size} {style}>'
         f'<g stroke="currentColor" stroke-width="1" stroke-opacity="0.5">{"".join(lines)}</g>'
         f'<g fill="currentColor" text-anchor="middle">{"".join(names)}</g></svg>'
     )

@@ -21,7 +21,7 @@ RIVALS: dict[str, tuple[int, int]] = {
     "search one": (1, 1),
     "search int8": (32, 1),
 }
-OTHERS = ("others small", "others base")  # training beside the libraries, which must be installed
+OTHERS = ("others small", "others base")  # training steps of libraries that must be installed
 # the same, all with dropout at every place and with the float32 products that we choose
 EQUAL = ("equal small", "equal base")
 TURN = 3  # steps that a contender makes before the next one does
@@ -157,7 +157,7 @@ def main() -> None:
         "tasks",
         nargs="*",
         help=f"any of: {', '.join(known)} (the first {len(TASKS)} unless given); "
-        "or: before FOLDER, beside an older commit (before --help)",
+        "or: before FOLDER, compared with an older commit (before --help)",
     )
     parser.add_argument("--install", action="store_true", help="install the other libraries")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each contender")

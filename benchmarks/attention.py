@@ -24,8 +24,8 @@ from annotated_transformer.results.attention_maps import (
     Links,
     at_distances,
     best_head,
+    capture_attention,
     chance,
-    look,
 )
 from annotated_transformer.translation.tokenizers import Tokenizer
 from benchmarks.chapters import definitions
@@ -72,7 +72,10 @@ def distant_verbs(
         if not there:
             raise ValueError(f"{split}: has no German verb in two parts")
     seen, before = (
-        {s: [m.weights["decoder"] for m in look(of, tokenizers, list(p))] for s, p in links.items()}
+        {
+            s: [m.weights["decoder"] for m in capture_attention(of, tokenizers, list(p))]
+            for s, p in links.items()
+        }
         for of in (model, untrained)
     )
     sizes = {split: [(w.size(2), w.size(3)) for w in maps] for split, maps in seen.items()}

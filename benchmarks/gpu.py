@@ -169,10 +169,10 @@ def paths(device: torch.device) -> Iterator[tuple[str, Name, str]]:
 @contextmanager
 def alone() -> Iterator[World]:
     """Join a process group of size one, as torchrun would create it."""
-    told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         with process_group() as world:
             yield world

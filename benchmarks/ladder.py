@@ -46,11 +46,11 @@ def serve(argument: str) -> None:
     Args:
         argument: JSON with the height, the work, the device and the threads.
     """
-    told = json.loads(argument)
-    work, device, cuda = work_of(told["work"]), told["device"], told["device"] == "cuda"
-    torch.set_num_threads(told["threads"])
+    task = json.loads(argument)
+    work, device, cuda = work_of(task["work"]), task["device"], task["device"] == "cuda"
+    torch.set_num_threads(task["threads"])
     before = resident("VmRSS")
-    trainer = climb(rungs_for(device)[: told["height"] + 1], work, device)
+    trainer = climb(rungs_for(device)[: task["height"] + 1], work, device)
     reply("ready")
     for line in sys.stdin:
         if line.strip() == "end":
@@ -114,11 +114,11 @@ def measure_ladder(
         WorkerError: A rung failed.
     """
     rungs = rungs_for(device)
-    told = {"work": asdict(work), "device": device, "threads": torch.get_num_threads()}
+    task = {"work": asdict(work), "device": device, "threads": torch.get_num_threads()}
     with contextlib.ExitStack() as stack:
         workers = {}
         for height in range(len(rungs)) if heights is None else heights:
-            argument = json.dumps({**told, "height": height})
+            argument = json.dumps({**task, "height": height})
             command = ["-m", "benchmarks.ladder", "--work", argument]
             workers[height] = stack.enter_context(Worker(rungs[height].name, command))
         for worker in workers.values():

@@ -4,7 +4,7 @@ One Transformer learns both directions of the book's own grammar: each pair is i
 twice, once from German to English and once the other way, and the source language decides.
 The recipe is benchmarks/pretrained.json. The package's trainer does the work in a folder, and goes
 on from there if it was interrupted. Then the weights are stored with 8 bits each, in
-annotated_transformer/pretrained/, and the stored model is tested beside the one that was trained.
+annotated_transformer/pretrained/, and the stored model is tested against the one that was trained.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def peers() -> str:
 
 
 def trainers(kind: str) -> str:
-    """Training steps beside other libraries, at both sizes, by both clocks."""
+    """Training steps compared with those of other libraries, at both sizes, by both clocks."""
     tasks = [record("benchmarks/trainers.json")["tasks"][f"{kind} {n}"] for n in ("small", "base")]
     rows = [
         [NAMES[name], *(ratio(t, name, figure) for t in tasks for figure in ("median_s", "busy_s"))]
@@ -92,11 +92,11 @@ def beside(path: str) -> str:
             if other != "ours":
                 memory = task["ours"]["memory_mb"] / task[other]["memory_mb"]
                 rows.append([name, NAMES[other], ratio(task, other), f"{memory:.2f}"])
-    return table(["task", "beside", "its time, ours = 1", "our memory, its = 1"], rows)
+    return table(["task", "compared with", "its time, ours = 1", "our memory, its = 1"], rows)
 
 
 def processes() -> str:
-    """One process beside two."""
+    """One process compared with two."""
     small, base = (record("benchmarks/processes.json")["seconds"][n] for n in ("small", "base"))
     rows = [[name, f"{small[name]:.3f}", f"{base[name]:.3f}"] for name in small]
     return table(["seconds of an update", "small", "base"], rows)
@@ -126,7 +126,7 @@ def _multi30k() -> tuple[str, str, str]:
 
 
 def results() -> str:
-    """The README's first table: ours beside what was published, or what others take."""
+    """The README's first table: ours next to what was published, or what others take."""
     bleu, minutes, published = _multi30k()
     page = "book/results/machine_translation.md"
     made = record("results/pretrained/model.json")

@@ -201,9 +201,9 @@ class ConvolutionalDecoderLayer(nn.Module):
         Returns:
             Output ``(batch, n, width)`` and the weights of the attention ``(batch, n, m)``.
         """
-        return self.look(x, self.convolution(x), g, source)
+        return self.attend(x, self.convolution(x), g, source)
 
-    def look(self, x: Tensor, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+    def attend(self, x: Tensor, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """Complete the layer, given its convolution's output ``h``; shapes as in ``forward``."""
         summary, weights = self.attention(h, g, source)
         return add(x, add(h, summary)), weights
@@ -226,7 +226,7 @@ class ConvolutionalDecoderLayer(nn.Module):
             Outputs ``(sentences, beam, width)``, and what to keep for the next step.
         """
         window = torch.cat([kept, x.unsqueeze(2)], dim=2)  # (sentences, beam, kernel, width)
-        y, _ = self.look(x, self.convolution.gate(window.flatten(2)), g, source)
+        y, _ = self.attend(x, self.convolution.gate(window.flatten(2)), g, source)
         return y, window[:, :, 1:]
 
 

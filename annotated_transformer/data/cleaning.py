@@ -258,7 +258,7 @@ def find_drift(text: ParallelText) -> str:
     line, shift = found
     for blank in text.blank:  # lines that were dropped earlier
         line += blank <= line
-    source, target = (text.checksums[side][0] + text.among(side) for side in (0, 1))
+    source, target = (text.checksums[side][0] + text.line_note(side) for side in (0, 1))
     return _drift_message(source, target, line, shift)
 
 

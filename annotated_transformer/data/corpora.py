@@ -61,10 +61,10 @@ class ParallelText:
         if not self.blank:
             return ""
         dropped, first = len(self.blank), ", ".join(map(str, self.blank[:5]))
-        lines = f"line{'s' * (dropped > 1)} {first}{', ...' * (dropped > 5)}{self.among(0)}"
+        lines = f"line{'s' * (dropped > 1)} {first}{', ...' * (dropped > 5)}{self.line_note(0)}"
         return f"{dropped} of {len(self) + dropped} pairs dropped with a blank side: {lines}"
 
-    def among(self, side: int) -> str:
+    def line_note(self, side: int) -> str:
         """Return a note on which lines of a side are numbered; empty if all are, in one file."""
         files = self.checksums[side::2]
         return counted(files[0][0]) if len(files) == 1 else " (of all files together)"

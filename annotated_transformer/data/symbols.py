@@ -91,5 +91,5 @@ def load_any_tokenizer(path: str | Path) -> Tokenizer:
     try:
         return SymbolTokenizer([str(entry) for entry in data["entries"]])
     except (LookupError, TypeError, TokenizerError) as error:
-        told = f"{path}: damaged ({type(error).__name__}: {error})"
-        raise TokenizerError(f"{told}; train again, or take the file from a copy") from None
+        message = f"{path}: damaged ({type(error).__name__}: {error})"
+        raise TokenizerError(f"{message}; train again, or take the file from a copy") from None

@@ -121,7 +121,7 @@ class OptimOptions:
     clip: float | None = option(None, above=0)
     """Clip the gradient norm to this (no clipping by default)."""
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    """Precision of matrix products; tf32 needs a GPU, float16 is meant for one."""
+    """Precision of matrix products; tf32 needs a GPU, and float16 is meant for GPUs."""
     seed: int = option(0, least=0, most=2**63 - 1)
     """Random seed of initial weights, data order and dropout."""
     average: int = option(0, least=0)
@@ -142,7 +142,7 @@ class OptimOptions:
 class RunOptions:
     """How the run is carried out. These may change when it resumes.
 
-    The weights stay the same, but for rounding, unless ``device`` or ``non_finite`` changes.
+    The weights stay the same, but for rounding, unless --device or --non-finite changes.
     """
 
     save_every: float = option(60.0, least=0)

@@ -72,7 +72,7 @@ PATIENCE = 15.0  # seconds before the warning
 
 
 @contextlib.contextmanager
-def told_to_wait(message: str) -> Iterator[None]:
+def warn_if_slow(message: str) -> Iterator[None]:
     """Warn if the block takes long; it waits in C++, so signals must end the process at once."""
     timer = threading.Timer(PATIENCE, warnings.warn, [message])
     timer.daemon = True
@@ -99,7 +99,7 @@ def process_group() -> Iterator[DistributedWorld]:
         torch.cuda.set_device(local)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     timeout = timedelta(hours=2)  # the others may have to wait for a download
-    with told_to_wait(f"process {rank} is waiting at {place} for all {size} processes to join"):
+    with warn_if_slow(f"process {rank} is waiting at {place} for all {size} processes to join"):
         store = rendezvous_store(timeout)
         backend = "nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

@@ -95,7 +95,7 @@ def line_numbers(text: ParallelText) -> list[int]:
 
 def place(text: ParallelText, index: int, side: int) -> str:
     """Return the file and line of a sentence; the first file if there are several."""
-    return f"{text.checksums[side][0]}{text.among(side)}, line {line_numbers(text)[index]}"
+    return f"{text.checksums[side][0]}{text.line_note(side)}, line {line_numbers(text)[index]}"
 
 
 def encoded(

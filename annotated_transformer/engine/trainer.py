@@ -91,7 +91,7 @@ class Trainer:
             self.files.release()
             raise
         if found is not None:
-            self.updater.go_on(found)
+            self.updater.restore(found)
             self.state = found.state
 
     def train(self, *, progress: bool = True) -> bool:

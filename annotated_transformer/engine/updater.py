@@ -181,7 +181,7 @@ class Updater:
             (processor(), torch.get_float32_matmul_precision()),
         )
 
-    def go_on(self, found: Checkpoint) -> None:
+    def restore(self, found: Checkpoint) -> None:
         """Resume from a checkpoint whose tensors have been restored."""
         self.schedule.load_state_dict({"lr_lambdas": [None], **found.schedule})
         if self.precision.scale is not None and found.scale is not None:

@@ -205,7 +205,7 @@ def card(system: System, record: Mapping[str, Any] | None, use: str, lost: str) 
     config, back = system.config, " and back" * ("both_ways" in system.training)
     sizes = ", ".join(f"{name}={value}" for name, value in vars(config).items())
     rows = [f"- Parameters: {count_parameters(system.model):,}", f"- Sizes: {sizes}"]
-    rows += lines_of_record(record) if record else ["- No record of its run was beside the weights"]
+    rows += lines_of_record(record) if record else ["- There was no record of its run"]
     languages = f"---\nlanguage:\n- {source}\n- {target}\npipeline_tag: translation\n---\n\n"
     return (
         f"{languages}# A Transformer from {source} to {target}{back}\n\n"

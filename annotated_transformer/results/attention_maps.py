@@ -78,7 +78,7 @@ class Maps:
         return queries, self.target if part == "decoder" else self.source
 
 
-def look(
+def capture_attention(
     model: EncoderDecoder,
     tokenizers: tuple[Tokenizer, Tokenizer],
     pairs: Sequence[tuple[str, str]],
@@ -109,7 +109,7 @@ def maps_of_batch(
     tokenizers: tuple[Tokenizer, Tokenizer],
     texts: Sequence[tuple[str, str]],
 ) -> Iterator[Maps]:
-    """Yield the maps of each pair of a batch, without padding; see ``look``."""
+    """Yield the maps of each pair of a batch, without padding; see ``capture_attention``."""
     sources, targets = (
         [tokenizer.encode(text[side]) for text in texts]
         for side, tokenizer in enumerate(tokenizers)
@@ -153,13 +153,13 @@ def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Fi
     layers, h = weights.shape[:2]
     wide, tall = max(1.5, 0.12 * len(keys)), max(1.5, 0.12 * len(queries))  # room for labels
     figure, axes = canvas(layers, h, size=(wide * h + 1, tall * layers + 1))
-    look: dict[str, Any] = {"cmap": SEQUENTIAL, "vmin": 0, "vmax": 1, "cbar": False}
-    look |= {"rasterized": True}  # many cells: smaller as an image
+    style: dict[str, Any] = {"cmap": SEQUENTIAL, "vmin": 0, "vmax": 1, "cbar": False}
+    style |= {"rasterized": True}  # many cells: smaller as an image
     for (layer, head), ax in [((i, j), axes[i, j]) for i in range(layers) for j in range(h)]:
         rows = list(queries) if head == 0 else False
         columns = list(keys) if layer == layers - 1 else False
         matrix = weights[layer, head].detach().cpu().double().numpy()
-        seaborn.heatmap(matrix, ax=ax, yticklabels=rows, xticklabels=columns, **look)
+        seaborn.heatmap(matrix, ax=ax, yticklabels=rows, xticklabels=columns, **style)
         ax.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
         ax.tick_params(labelsize=8)
         ax.grid(visible=False)

@@ -125,8 +125,8 @@ class Verdict:
     def __str__(self) -> str:
         """Return the line from which the scoreboard takes the status."""
         interval = f"95 % interval {self.low:+.2f} to {self.high:+.2f}"
-        told = f"; mean {self.mean:+.2f}, {interval}, n = {self.runs}" if self.runs else ""
-        return f"status: {self.status}{told}"
+        evidence = f"; mean {self.mean:+.2f}, {interval}, n = {self.runs}" if self.runs else ""
+        return f"status: {self.status}{evidence}"
 
 
 def judge(differences: Iterable[float], level: float = 0.95) -> Verdict:

@@ -84,8 +84,8 @@ class Service:
                 return reply(await asyncio.wait_for(work, self.limits.seconds))
             except (Refusal, asyncio.CancelledError) as error:
                 # cancelled: the server ends, and the body is not all here
-                told = error if isinstance(error, Refusal) else stopping()
-                return refuse(told.status, str(told), **told.headers)
+                refusal = error if isinstance(error, Refusal) else stopping()
+                return refuse(refusal.status, str(refusal), **refusal.headers)
             except (asyncio.TimeoutError, TimeoutError):  # two kinds until Python 3.11
                 return refuse(504, f"no answer within {self.limits.seconds:g} s; send less at once")
             except ClientDisconnect:

@@ -42,7 +42,7 @@ class Job:
     found: Future[Found] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
-    def goes_with(self, other: Job) -> bool:
+    def can_batch_with(self, other: Job) -> bool:
         """Whether both can be in one batch."""
         same = (self.beam, self.alpha) == (other.beam, other.alpha)
         return same and not self.shown and not other.shown
@@ -133,7 +133,7 @@ class Batcher:
                 continue
             longer = max(longest, len(job.tokens) + 1)
             size = (len(taken) + 1) * longer * job.beam
-            if not taken or (taken[0].goes_with(job) and size <= self.limits.tokens):
+            if not taken or (taken[0].can_batch_with(job) and size <= self.limits.tokens):
                 taken.append(job)
                 longest = longer
             else:

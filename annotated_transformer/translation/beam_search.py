@@ -60,7 +60,7 @@ def _finished(
 def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Find the most probable continuations of the hypotheses of each sentence.
 
-    Of what is equally probable, that of the first hypothesis comes first, then the smallest token.
+    Ties go to the earlier hypothesis, then to the smaller token id.
 
     Args:
         logits: Logits of the next token ``(sentences, beam, vocab)``.
@@ -79,7 +79,7 @@ Continuations = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest of each row and their places; the earlier place first, if equal."""
+    """Return the largest values of each row and their indices; ties go to the smaller index."""
     tops, places = values.topk(count)  # in any order, if equal
     least = tops[:, -1:]
     if ((values >= least).sum(-1, keepdim=True) > count).logical_and(least > -torch.inf).any():
@@ -117,7 +117,7 @@ class _Open:
     log_probs: Tensor  # (left, beam), float64; minus infinity where no hypothesis is open
     outputs: Tensor  # (left, beam, length), tokens so far
 
-    def going(self) -> Tensor:
+    def active(self) -> Tensor:
         """Whether an open hypothesis of each sentence can still win: ``(left,)``."""
         bound = self.log_probs.amax(1) / self.divisors
         return (bound > self.beaten) & (self.limits > self.outputs.size(2))
@@ -170,9 +170,9 @@ def _search(steps: Steps, now: _Open, done: _Done, continuations: Continuations)
         FloatingPointError: The model's outputs are NaN.
     """
     tokens = torch.full_like(now.log_probs, done.special.bos, dtype=torch.long)
-    while len(left := (going := now.going()).nonzero()[:, 0]):
-        if (size := round_up(len(left))) < len(going):  # finished sentences leave the batch
-            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
+    while len(left := (active := now.active()).nonzero()[:, 0]):
+        if (size := round_up(len(left))) < len(active):  # finished sentences leave the batch
+            left = torch.cat([left, (~active).nonzero()[: size - len(left), 0]])
             now.select(left)
             steps.select(left)
             tokens = tokens[left]

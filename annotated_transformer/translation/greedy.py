@@ -73,18 +73,18 @@ def decode_greedily(steps: Steps, limits: Tensor, special: SpecialIds = SPECIAL_
     """
     ys = torch.full((len(limits), int(limits.max())), special.pad, device=limits.device)
     rows = torch.arange(len(ys), device=ys.device)  # sentences of the batch that is left
-    token, going = torch.full_like(limits, special.bos), limits > 0
+    token, active = torch.full_like(limits, special.bos), limits > 0
     for step in range(ys.size(1)):
-        left = going.nonzero()[:, 0]
+        left = active.nonzero()[:, 0]
         if not len(left):
             break
         if (size := round_up(len(left))) < len(rows):  # finished sentences leave the batch
-            left = torch.cat([left, (~going).nonzero()[: size - len(left), 0]])
-            rows, token, going = rows[left], token[left], going[left]
+            left = torch.cat([left, (~active).nonzero()[: size - len(left), 0]])
+            rows, token, active = rows[left], token[left], active[left]
             steps.select(left)
         token = steps.most_probable(token)
-        ys[rows, step] = token.where(going, special.pad)
-        going = going & (limits[rows] > step + 1) & (token != special.eos)
+        ys[rows, step] = token.where(active, special.pad)
+        active = active & (limits[rows] > step + 1) & (token != special.eos)
     return ys
 
 

@@ -163,7 +163,7 @@ def learn_bpe(lines: Iterable[str], size: int) -> list[tuple[str, str]]:
     return [(first, second) for first, second in json.loads(learner.to_str())["model"]["merges"]]
 
 
-class Pieces(Numbered):
+class SubwordVocabulary(Numbered):
     """The vocabulary of byte pair encoding: bytes, then what each merge gives.
 
     Args:
@@ -179,7 +179,7 @@ class Pieces(Numbered):
         self._backend = _byte_level(BPE(ids, list(merges)))
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of the sub-words; any text can be encoded."""
+        """Return the ids of the sub-words; any text can be encoded."""
         if not text:
             return []
         # One blank in front: a word is the same token at the start and inside a sentence.
@@ -192,7 +192,7 @@ class Pieces(Numbered):
         return _to_json({"kind": kind, "merges": self.merges})
 
 
-class BPETokenizer(Pieces):
+class BPETokenizer(SubwordVocabulary):
     """Sub-words by byte pair encoding on bytes: no text is outside the vocabulary."""
 
     @classmethod
@@ -220,7 +220,7 @@ class BPETokenizer(Pieces):
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the sub-words; a leading blank is shown as ``▁``."""
-        return piece_labels(self.checked(ids), self.entries, self._backend)
+        return subword_labels(self.checked(ids), self.entries, self._backend)
 
 
 BROKEN = "ï¿½"  # the bytes of U+FFFD, which stands for broken letters, and is one itself
@@ -236,7 +236,7 @@ def spelled_out(numbers: list[int], backend: Backend) -> str:
     return text.removeprefix(" ")
 
 
-def piece_labels(numbers: list[int], entries: Sequence[str], backend: Backend) -> list[str]:
+def subword_labels(numbers: list[int], entries: Sequence[str], backend: Backend) -> list[str]:
     """Return a label for every id; the last of several tokens of one letter shows it."""
     labels: list[str] = []
     part: list[int] = []  # tokens of a letter that is not complete

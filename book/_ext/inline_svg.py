@@ -48,8 +48,8 @@ def drawing(path: Path, alt_text: str) -> str:
     if alt_text:
         svg = re.sub(r' aria-labelledby="[^"]*"', "", svg, count=1)
         label = f'aria-label="{html.escape(alt_text)}" '
-    look = 'class="drawing" style="max-width:100%;height:auto"'
-    svg = widen(svg.replace("<svg ", f"<svg {label}{look} ", 1).rstrip())
+    style = 'class="drawing" style="max-width:100%;height:auto"'
+    svg = widen(svg.replace("<svg ", f"<svg {label}{style} ", 1).rstrip())
     return f'<span class="drawing-box">{svg}</span>'
 
 

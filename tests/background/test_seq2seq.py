@@ -457,7 +457,7 @@ def test_one_vector_holds_short_sentences_and_attention_long_ones(seed: int) -> 
     assert fixed[2] > fixed[10] + 0.15
 
 
-def test_the_record_of_five_seeds_is_of_the_same_trainings() -> None:
+def test_the_record_of_five_seeds_is_of_the_same_runs() -> None:
     path = Path(__file__).parents[2] / "results" / "lengths.json"
     record = json.loads(path.read_text(encoding="utf-8"))
     lines = [line for cell in cells("background/seq2seq") for line in cell.source.splitlines()]

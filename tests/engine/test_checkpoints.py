@@ -346,7 +346,7 @@ def test_saving_stops_before_the_configuration(
     assert not (tmp_path / "config.json").exists()
 
 
-# --- trainings -----------------------------------------------------------------
+# --- runs ----------------------------------------------------------------------
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, updates: int) -> None:
@@ -358,7 +358,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, updates: int) -> None:
 
 
 def fresh() -> tuple[Any, torch.optim.Adam]:
-    """Return the model that all trainings begin with."""
+    """Return the model that all runs begin with."""
     model = make_system().model
     return model, make_adam(model, lr=1e-3)
 

@@ -1,4 +1,4 @@
-"""Trainings that are killed at moments drawn by rng end with the bits of one that was not."""
+"""Runs that are killed at moments drawn by rng end with the bits of one that was not."""
 
 import json
 import time

@@ -17,7 +17,7 @@ MODEL_LINES = 700  # of model/ together, without complexity
 MODEL_CLASS_LINES = 60
 ENGINE_CLASS_LINES = 120
 CELL_LINES = 30  # of part I, exported or visible
-PART_WORDS = 35_000  # of part I, without its code and its exercises
+PART_WORDS = 35_000  # of part I, without code, computed captions, exercises and solutions
 PART_CHAPTERS = 24
 CHAPTER_WORDS = 2_500  # about 25 minutes, with the code between
 QUIET = {"print", "len", "show", "Table", "zip", "enumerate"}  # they compute nothing
@@ -170,7 +170,8 @@ def words(text: str) -> int:
     """Return how many words a reader reads before the exercises; a formula counts as one.
 
     What is not on the page does not count: options of directives, such as a box's line for the
-    page of all boxes, targets of links, and the text alternative of a picture. Nor do citations.
+    page of all boxes, targets of links, and the text alternative of a picture. Nor do citations,
+    and captions that a cell writes.
     """
     story = text.partition("\n## Exercise")[0]
     for hidden in (r"\A---\n.*?\n---\n", r"^```\{code-cell\}.*?^```$"):

@@ -112,6 +112,7 @@ def test_exercises_that_do_not_answer_are_noticed(tmp_path: Path) -> None:
 
 
 def test_the_first_part_is_read_in_a_few_evenings() -> None:
+    """Counted as ``layers.words`` does: without exercises, solutions, code, computed captions."""
     counts = {
         page: layers.words((ROOT / f"{page}.md").read_text(encoding="utf-8")) for page in part_one()
     }

@@ -36,10 +36,10 @@ from annotated_transformer.results.attention_maps import (
     as_table,
     at_distances,
     attention_weights,
+    capture_attention,
     chance,
     hits,
     live_heads,
-    look,
     overview,
     stacked,
 )
@@ -146,7 +146,7 @@ TEXTS = [("abc", "da"), ("b", "gfed"), ("cd", "a")]
 
 def test_look_labels_and_crops() -> None:
     model = a_model().train()
-    seen = look(model, LETTERS, TEXTS, size=2)
+    seen = capture_attention(model, LETTERS, TEXTS, size=2)
     assert model.training
     assert len(seen) == 3
     assert seen[1].source == ("b", "</s>")
@@ -165,7 +165,7 @@ def test_look_takes_sub_words() -> None:
     lines = ["the dog sees the dogs", "der Hund sieht die Hunde"] * 3
     shared = BPETokenizer.train(lines, 280)
     model = make_model(280, 280, N=1, d_model=8, d_ff=8, h=2)
-    (maps,) = look(model, (shared, shared), [(lines[0], lines[1])])
+    (maps,) = capture_attention(model, (shared, shared), [(lines[0], lines[1])])
     assert "".join(maps.source).replace("▁", " ").strip() == lines[0] + "</s>"
     assert "".join(maps.target).replace("▁", " ") == "<s> " + lines[1]
     assert len(maps.source) > 6
@@ -174,9 +174,9 @@ def test_look_takes_sub_words() -> None:
 
 def test_neighbours_in_the_batch_do_not_matter() -> None:
     model = a_model().eval()
-    together = look(model, LETTERS, TEXTS)
+    together = capture_attention(model, LETTERS, TEXTS)
     for text, maps in zip(TEXTS, together, strict=True):
-        (alone,) = look(model, LETTERS, [text])
+        (alone,) = capture_attention(model, LETTERS, [text])
         for part, weights in alone.weights.items():
             assert torch.allclose(weights, maps.weights[part], atol=1e-12)
 
@@ -184,7 +184,7 @@ def test_neighbours_in_the_batch_do_not_matter() -> None:
 def test_mode_is_kept_when_reading_fails() -> None:
     model = a_model().train()
     with pytest.raises(IndexError):
-        look(model, LETTERS, [("z", "z")])  # no such embedding
+        capture_attention(model, LETTERS, [("z", "z")])  # no such embedding
     assert model.training
 
 
@@ -651,7 +651,7 @@ def test_a_planted_head_finds_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None
             maps.append(Maps((), (), {"decoder": weights}))
         return maps
 
-    monkeypatch.setattr(attention, "look", planted)
+    monkeypatch.setattr(attention, "capture_attention", planted)
     pairs = [("", text) for text, *_ in captions()]
     found = attention.distant_verbs(
         model, untrained, (tokenizer, tokenizer), {"val": pairs[:6], "test": pairs[6:]}

@@ -90,7 +90,7 @@ def test_another_record_breaks_no_page(
 ) -> None:
     add(results, stem, change)
     names = claims.run_page(PAGE)
-    assert f"{stem}-added" in names["trainings"]
+    assert f"{stem}-added" in names["training_runs"]
     assert re.findall("^status: [hdn]", capsys.readouterr().out, re.MULTILINE)
 
 

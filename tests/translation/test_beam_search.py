@@ -201,7 +201,7 @@ def test_the_bound_stops_before_every_place_is_taken(
             with monkeypatch.context() as patch:
                 if not early:
                     patch.setattr(
-                        module._Open, "going", lambda now: now.log_probs.amax(1) > -torch.inf
+                        module._Open, "active", lambda now: now.log_probs.amax(1) > -torch.inf
                     )
                 runs.append((beam_search(net, sources, beam=4, alpha=alpha), len(calls)))
         (first, few), (second, many) = runs
@@ -223,7 +223,7 @@ def test_a_wrong_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         net = model(seed, 1.0)
         right = beam_search(net, sources, beam=4, alpha=2.5, extra=6)
         with monkeypatch.context() as patch:
-            patch.setattr(module._Open, "going", too_early)
+            patch.setattr(module._Open, "active", too_early)
             differ += beam_search(net, sources, beam=4, alpha=2.5, extra=6) != right
     assert differ > 0
 
