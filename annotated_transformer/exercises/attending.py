@@ -20,18 +20,10 @@ Scale = Callable[[Tensor, Tensor], float]
 
 
 def wrong_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask = None,
-    *,
-    scale: Scale = lambda q, v: math.sqrt(q.size(-1)),
-    axis: int = -1,
-    invert: bool = False,
-    late: bool = False,
-    fill: float = -math.inf,
-    empty: bool = True,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask = None, *,
+    scale: Scale = lambda q, v: math.sqrt(q.size(-1)), axis: int = -1, invert: bool = False,
+    late: bool = False, fill: float = -math.inf, empty: bool = True,
+) -> Tensor:  # fmt: skip
     """Compute attention with one of the known mistakes."""
     scores = query @ key.mT / scale(query, value)
     if mask is None:
@@ -73,10 +65,8 @@ ATTENTION: Final = Exercise(
     _attention_case,
     {
         "scale missing: divide the scores by √d_k": partial(wrong_attention, scale=lambda q, v: 1),
-        "divided by d_k, not by its root":
-            partial(wrong_attention, scale=lambda q, v: q.size(-1)),
-        "multiplied by √d_k, not divided":
-            partial(wrong_attention, scale=lambda q, v: q.size(-1) ** -0.5),
+        "divided by d_k, not by its root": partial(wrong_attention, scale=lambda q, v: q.size(-1)),
+        "multiplied by √d_k": partial(wrong_attention, scale=lambda q, v: q.size(-1) ** -0.5),
         "scaled by the width of the values, not of the keys":
             partial(wrong_attention, scale=lambda q, v: v.size(-1) ** 0.5),
         "softmax along the wrong axis: each query spreads its weight over the keys":
@@ -87,10 +77,8 @@ ATTENTION: Final = Exercise(
         "mask ignored": lambda q, k, v, mask=None: attention(q, k, v)[0],
         "mask applied after the softmax: the weights no longer add up to one":
             partial(wrong_attention, late=True),
-        "masked scores set to 0, not to −∞":
-            partial(wrong_attention, fill=0.0, empty=False),
-        "a fully masked query gives NaN; it should give zeros":
-            partial(wrong_attention, empty=False),
+        "masked scores set to 0, not to −∞": partial(wrong_attention, fill=0.0, empty=False),
+        "a fully masked query gives NaN, not zeros": partial(wrong_attention, empty=False),
         "a fully masked query gives the mean of all values; it should give zeros":
             partial(wrong_attention, empty=False, fill=-1e9),
         "softmax missing": no_softmax,
@@ -156,9 +144,7 @@ PADDING_MASK: Final = Exercise(
     [_tokens([5, 7, 2, 0, 0]), _tokens([4, 2, 0], [4, 5, 2]), _tokens([3, 0], [0, 0], [1, 2])],
     _padding_case,
     {
-        "mask inverted: true means that a key may be attended to": lambda x, pad: (x == pad)[
-            :, None
-        ],
+        "mask inverted: true means that a key may be read": lambda x, pad: (x == pad)[:, None],
         "axis for the queries missing: (batch, 1, length)": lambda x, pad: x != pad,
         "axis in the wrong place: keys are the last axis": lambda x, pad: (x != pad)[:, :, None],
         "pad ignored: padding does not always have id 0": lambda x, pad: (x != 0)[:, None],
@@ -209,8 +195,7 @@ JOIN_HEADS: Final = Exercise(
      (torch.arange(4.0).double().view(1, 1, 2, 2),)],
     lambda draw: (draw.normal(draw.integer(1, 2), draw.integer(1, 3), draw.integer(2, 4), 2),),
     {
-        "transpose missing: positions are mixed with heads":
-            lambda x: x.reshape(len(x), x.size(2), -1),
+        "no transpose: positions are mixed with heads": lambda x: x.reshape(len(x), x.size(2), -1),
         "heads interleaved: the features of a head stay together":
             lambda x: x.permute(0, 2, 3, 1).flatten(2),
         "heads added, not concatenated": lambda x: x.sum(1),
@@ -249,19 +234,16 @@ MULTI_HEAD_ATTENTION: Final = Exercise(
             partial(multi_head, scale=lambda q, h: h**-0.5),  # from √d_k to √d_model
         "scale missing: divide by the root of a head's width":
             partial(multi_head, scale=lambda q, h: (q.size(-1) / h) ** 0.5),
-        "one wide head: the projections are not split":
-            lambda *a: multi_head(*[*a[:7], 1, *a[8:]]),
+        "one wide head: the projections are not split": lambda *a: multi_head(*[*a[:7], 1, *a[8:]]),
         "heads split wrongly: positions are mixed with heads": partial(multi_head, split=_viewed),
         "heads interleaved": partial(multi_head, split=_interleaved),
         "heads joined wrongly: the transpose before the concatenation is missing":
             partial(multi_head, join=lambda x: x.reshape(len(x), x.size(2), -1)),
-        "W^O missing":
-            lambda *a: multi_head(*[*a[:6], torch.eye(len(a[6])).to(a[6]), *a[7:]]),
+        "W^O missing": lambda *a: multi_head(*[*a[:6], torch.eye(len(a[6])).to(a[6]), *a[7:]]),
         "mask ignored": lambda *a: multi_head(*a[:8]),
         "mask inverted: true means that a query may attend":
             lambda *a: multi_head(*a[:8], *(None if m is None else ~m for m in a[8:])),
-        "keys and values swapped":
-            lambda q, k, v, a, b, c, *r: multi_head(q, v, k, a, b, c, *r),
+        "keys and values swapped": lambda q, k, v, a, b, c, *r: multi_head(q, v, k, a, b, c, *r),
         "matrices transposed: x @ W": lambda *a: multi_head(*a[:3], *(w.T for w in a[3:7]), *a[7:]),
     },
     tolerance=1e-6,
@@ -275,8 +257,7 @@ NEIGHBOURHOOD_MASK: Final = Exercise(
     lambda draw: (draw.integer(1, 9), 2 * draw.integer(0, 4) + 1),
     {
         "off by one: r // 2 positions to each side": lambda n, r: neighbourhood_mask(n, r + 2),
-        "r positions to each side; r is the whole window":
-            lambda n, r: neighbourhood_mask(n, 2 * r + 1),
+        "r positions to each side, not in all": lambda n, r: neighbourhood_mask(n, 2 * r + 1),
         "off by one: the farthest neighbours are missing":
             lambda n, r: neighbourhood_mask(n, max(1, r - 2)),
         "causal: the window reaches to both sides": window_mask,
@@ -298,11 +279,9 @@ ATTENTION_PRODUCTS: Final = Exercise(
     {
         "projections not counted": partial(layer_products, projections=0),
         "W^O not counted": partial(layer_products, projections=3),
-        "one of the two products QKᵀ and weights times V is missing":
-            partial(layer_products, own=1),
+        "one of the products QKᵀ and weights times V is missing": partial(layer_products, own=1),
         "the products QKᵀ and weights times V are missing": partial(layer_products, own=0),
-        "additions counted as well: count only multiplications":
-            partial(layer_products, each=2),
+        "additions counted as well: count only multiplications": partial(layer_products, each=2),
         "n and d swapped": lambda n, d: layer_products(d, n),
     },
 )  # fmt: skip

@@ -43,8 +43,7 @@ LSTM_STEP: Final = Exercise(
     [_lstm_case(Draw(seed)) for seed in range(3)],
     _lstm_case,
     {
-        "input and forget gate swapped: the order is i, f, g, o":
-            partial(lstm_step, order="figo"),
+        "input and forget gate swapped: the order is i, f, g, o": partial(lstm_step, order="figo"),
         "candidate and output gate swapped: the order is i, f, g, o":
             partial(lstm_step, order="ifog"),
         "sigmoid of the candidate: it takes tanh": partial(lstm_step, candidate=torch.sigmoid),
@@ -118,8 +117,7 @@ ADDITIVE_ATTENTION: Final = Exercise(
         "softmax missing": partial(additive_attention, softmax=False),
         "divided by the root of the width: additive scores have no such factor":
             partial(additive_attention, scale=True),
-        "the two matrices swapped":
-            lambda q, k, v, a, b, w: additive_attention(q, k, v, b, a, w),
+        "the two matrices swapped": lambda q, k, v, a, b, w: additive_attention(q, k, v, b, a, w),
     },
     first=True,
 )  # fmt: skip

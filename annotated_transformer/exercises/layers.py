@@ -48,25 +48,15 @@ def as_function(sizes: Callable[..., tuple[Any, ...]]) -> Callable[[Answer], Ans
 
 
 def layer_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    axis: int = -1,
-    eps: float = 1e-5,
-    outside: bool = False,
-    unbiased: bool = False,
-    root: bool = True,
-    centre: bool = True,
-    affine: bool = True,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor, *,
+    axis: int = -1, eps: float = 1e-5, outside: bool = False, less: int = 0, root: bool = True,
+    centre: bool = True, affine: tuple[int, int] = (1, 1),
+) -> Tensor:  # fmt: skip
     """Normalise ``x (..., features)``; the options make the known mistakes."""
-    centred = x - x.mean(axis, keepdim=True)
-    variance = x.var(axis, correction=int(unbiased), keepdim=True)
+    mean, variance = x.mean(axis, keepdim=True), x.var(axis, correction=less, keepdim=True)
     scale = variance.sqrt() + eps if outside else (variance + eps).sqrt()
-    scale = scale if root else variance + eps
-    y = (centred if centre else x) / scale
-    return weight * y + bias if affine else y
+    y = (x - mean if centre else x) / (scale if root else variance + eps)
+    return (weight if affine[0] else 1) * y + (bias if affine[1] else 0)
 
 
 def _norm_case(draw: Draw) -> Case:
@@ -91,15 +81,22 @@ LAYER_NORM: Final = Exercise(
     {
         "ε added to the standard deviation, not to the variance under the root":
             partial(layer_norm, outside=True),
-        "the unbiased variance: divide by the number of features, not by one less":
-            partial(layer_norm, unbiased=True),
-        "unbiased standard deviation, with ε added to it, as in The Annotated Transformer":
-            partial(layer_norm, unbiased=True, outside=True),
+        "divided by N − 1 in the variance, which x.std() and x.var() do: divide by N":
+            partial(layer_norm, less=1),
+        "N − 1 in the standard deviation, and ε added to it, as in The Annotated Transformer":
+            partial(layer_norm, less=1, outside=True, eps=1e-6),
+        "N − 1 in the standard deviation, and ε added to it, not to the variance":
+            partial(layer_norm, less=1, outside=True),
+        "ε missing: a constant row gives NaN": partial(layer_norm, eps=0),
+        **{f"ε is 1e-5 here, not {eps:g}": partial(layer_norm, eps=eps)
+           for eps in (1e-3, 1e-6, 1e-8, 1e-9, 1e-12)},
         "mean and variance along the wrong axis: over positions, not over features":
             partial(layer_norm, axis=-2),
         "root missing: divided by the variance": partial(layer_norm, root=False),
         "mean not subtracted": partial(layer_norm, centre=False),
-        "gain and bias missing": partial(layer_norm, affine=False),
+        "gain and bias missing": partial(layer_norm, affine=(0, 0)),
+        "gain missing": partial(layer_norm, affine=(0, 1)),
+        "bias missing": partial(layer_norm, affine=(1, 0)),
     },
     adapt=as_function(lambda x, *_: (x.size(-1),)),
     tolerance=1e-8,
@@ -173,8 +170,7 @@ FEED_FORWARD: Final = Exercise(
         "ReLU at the end, not between the two matrices":
             lambda *a: feed_forward(*a, act=lambda x: x).relu(),
         "the first bias missing": lambda x, w, b, w_2, b_2: (x @ w).relu() @ w_2 + b_2,
-        "the first bias added after the ReLU":
-            lambda x, w, b, w_2, c: ((x @ w).relu() + b) @ w_2 + c,
+        "the first bias after the ReLU": lambda x, w, b, w_2, c: ((x @ w).relu() + b) @ w_2 + c,
         "the second bias missing": lambda x, w, b, w_2, _: feed_forward(x, w, b, w_2, 0 * _),
         "x added: the residual is not part of the network": lambda x, *a: x + feed_forward(x, *a),
         "GELU instead of ReLU": partial(feed_forward, act=F.gelu),
@@ -184,16 +180,9 @@ FEED_FORWARD: Final = Exercise(
 
 
 def waves(
-    length: int,
-    d_model: int,
-    *,
-    start: int = 0,
-    step: int = 2,
-    swap: bool = False,
-    halves: bool = False,
-    multiply: bool = False,
-    base: float = 10000,
-) -> Tensor:
+    length: int, d_model: int, *, start: int = 0, step: int = 2, swap: bool = False,
+    halves: bool = False, multiply: bool = False, base: float = 10000,
+) -> Tensor:  # fmt: skip
     """Return sinusoids; the options make the known mistakes."""
     position = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)
     exponent = torch.arange(0, d_model, 2, dtype=torch.float64) * step / 2 / d_model
@@ -216,11 +205,9 @@ SINUSOID: Final = Exercise(
     {
         "positions off by one: the first is 0": partial(waves, start=1),
         "sine and cosine swapped: sines belong in the even columns": partial(waves, swap=True),
-        "sines and cosines in two halves: they alternate in the paper":
-            partial(waves, halves=True),
+        "sines and cosines in two halves: they alternate in the paper": partial(waves, halves=True),
         "the exponent is i/d_model, not 2i/d_model": partial(waves, step=1),
-        "the exponent is 4i/d_model: arange(0, d_model, 2) holds 2i already":
-            partial(waves, step=4),
+        "exponent 4i/d_model: arange(0, d_model, 2) holds 2i already": partial(waves, step=4),
         "sine and cosine of a pair have different wavelengths: they should be the same": columns,
         "multiplied by the power of 10000, not divided": partial(waves, multiply=True),
         "1000 instead of 10000": partial(waves, base=1000),

@@ -26,8 +26,7 @@ SHIFT_TARGET: Final = Exercise(
     lambda draw: (draw.integers(0, 9, draw.integer(1, 4), draw.integer(2, 7)),),
     {
         "input and target swapped: the input begins with BOS": lambda t: (t[:, 1:], t[:, :-1]),
-        "not shifted: the input contains the token to predict":
-            lambda t: (t[:, :-1], t[:, :-1]),
+        "not shifted: the input contains the token to predict": lambda t: (t[:, :-1], t[:, :-1]),
         "not shifted: the target is its own input": lambda t: (t, t),
         "shifted along the batch, not along the sentence": lambda t: (t[:-1], t[1:]),
         "the input keeps the last token": lambda t: (t, t[:, 1:]),
@@ -37,14 +36,9 @@ SHIFT_TARGET: Final = Exercise(
 
 
 def token_batches(
-    lengths: Sequence[int],
-    max_tokens: int,
-    *,
-    strict: bool = False,
-    padded: bool = True,
-    late: bool = False,
-    last: bool = True,
-) -> list[list[int]]:
+    lengths: Sequence[int], max_tokens: int, *,
+    strict: bool = False, padded: bool = True, late: bool = False, last: bool = True,
+) -> list[list[int]]:  # fmt: skip
     """Group sentences, in order, into batches of ``max_tokens``, including padding."""
     batches: list[list[int]] = []
     batch: list[int] = []
@@ -95,13 +89,13 @@ def token_loss(parts: Sequence[Part], pad: int) -> Tensor:
 
 
 def _loss_case(draw: Draw) -> Case:
-    parts, vocab = [], draw.integer(3, 5)
+    parts, vocab, pad = [], draw.integer(3, 5), draw.integer(0, 2)
     for _ in range(draw.integer(1, 3)):
         shape = draw.integer(1, 3), draw.integer(1, 4)
         target = draw.integers(0, vocab - 1, *shape)
-        target[:, 0] = 1  # at least one token of each sentence is real
+        target[:, 0] = (pad + 1) % 3  # at least one token of each sentence is real
         parts.append((draw.normal(*shape, vocab).log_softmax(-1), target))
-    return parts, 0
+    return parts, pad
 
 
 def _mean_of_means(parts: Sequence[Part], pad: int) -> Tensor:
@@ -118,8 +112,7 @@ TOKEN_LOSS: Final = Exercise(
     [_loss_case(Draw(seed)) for seed in range(3)],
     _loss_case,
     {
-        "mean of the micro-batches' means: tokens of small batches count more":
-            _mean_of_means,
+        "mean of the micro-batches' means: tokens of small batches count more": _mean_of_means,
         "padding counts as well":
             lambda parts, pad: torch.cat([_losses(p, pad, padding=True) for p in parts]).mean(),
         "padding does not add to the loss, but is counted in the number of tokens":

@@ -134,7 +134,7 @@ def _encode_case(draw: Draw) -> Case:
 LEARNED: Final = [("e", "r"), ("l", "o"), ("lo", "w"), ("low", "er")]
 BPE_ENCODE: Final = Exercise(
     encode,
-    [("lowlower", LEARNED), ("abcab", [("b", "c"), ("a", "b")]),
+    [("lowlower", LEARNED), ("aaabcab", [("b", "c"), ("a", "b"), ("a", "a")]),
      ("abc", [("a", "b"), ("b", "c"), ("a", "bc")])],
     _encode_case,
     {
@@ -168,7 +168,7 @@ def _types(hypothesis: Words, reference: Words, n: int) -> tuple[int, int]:
 NGRAM_PRECISION: Final = Exercise(
     precision,
     [("the the the the".split(), "the cat sat on the mat".split(), 1),
-     ("the cat sat".split(), "the cat sat on the mat".split(), 2),
+     ("sat cat on the".split(), "the cat sat on the mat".split(), 2),
      ("a cat".split(), "the cat sat".split(), 3)],
     lambda draw: (_sentence(draw, 1, 7), _sentence(draw, 1, 7), draw.integer(1, 4)),
     {
@@ -184,15 +184,9 @@ NGRAM_PRECISION: Final = Exercise(
 
 
 def bleu(
-    hypotheses: Sequence[Words],
-    references: Sequence[Words],
-    *,
-    clip: bool = True,
-    penalty: bool = True,
-    turned: bool = False,
-    arithmetic: bool = False,
-    most: int = 4,
-) -> float:
+    hypotheses: Sequence[Words], references: Sequence[Words], *, clip: bool = True,
+    penalty: bool = True, turned: bool = False, arithmetic: bool = False, most: int = 4,
+) -> float:  # fmt: skip
     """Return BLEU of a corpus, from 0 to 100; the options make the known mistakes."""
     pairs = list(zip(hypotheses, references, strict=True))
     shares = []

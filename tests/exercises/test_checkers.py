@@ -7,6 +7,7 @@ import itertools
 import math
 import tempfile
 from bisect import bisect_right
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -326,6 +327,64 @@ OTHERS: list[tuple[str, Any]] = [
 def test_what_is_right_passes_in_other_words(name: str, yours: Any) -> None:
     result, _ = run(name, find(name), yours)
     assert result.passed, result.message
+
+
+def search_aside(step: Any, start: int, end: int, beam: int, max_len: int, places: str) -> Any:
+    """Set finished hypotheses aside, which the exercise forbids, and return the best of all."""
+    hypotheses: list[tuple[float, list[int]]] = [(0.0, [start])]
+    done: list[tuple[float, list[int]]] = []
+    for _ in range(max_len - 1):
+        new = [(score + float(p), [*tokens, token]) for score, tokens in hypotheses
+               for token, p in enumerate(step(tokens))]  # fmt: skip
+        hypotheses = []
+        for one in sorted(new, reverse=True):
+            if len(hypotheses) + (len(done) if places == "lost" else 0) < beam:
+                (done if one[1][-1] == end else hypotheses).append(one)
+    return max([*done, *hypotheses])[1]
+
+
+def from_the_right(word: str, merges: list[tuple[str, str]]) -> list[str]:
+    symbols = list(word)
+    for pair in merges:
+        for i in range(len(symbols) - 2, -1, -1):
+            if tuple(symbols[i : i + 2]) == pair:
+                symbols[i : i + 2] = ["".join(pair)]
+    return symbols
+
+
+def precision_of_sets(hypothesis: list[str], reference: list[str], n: int) -> tuple[int, int]:
+    h, r = (
+        collections.Counter(tuple(sorted(words[i : i + n])) for i in range(len(words) - n + 1))
+        for words in (hypothesis, reference)
+    )
+    return sum((h & r).values()), sum(h.values())
+
+
+def once_each_target(pairs: list[tuple[str, str]], most: int, ratio: float) -> list[Any]:
+    kept = find("clean_pairs").reference(pairs, most, ratio)
+    return list({target: (source, target) for source, target in reversed(kept)}.values())[::-1]
+
+
+def fixed(name: str, place: int, value: int) -> tuple[str, Any]:
+    """Return an answer that takes a constant for one of its arguments."""
+    return name, lambda *case: find(name).reference(*case[:place], value, *case[place + 1 :])
+
+
+WRONG: list[tuple[str, Any]] = [
+    *(("beam_search", partial(search_aside, places=places)) for places in ("kept", "lost")),
+    *(fixed(name, *one) for name in ("greedy_decode", "beam_search") for one in ((1, 1), (2, 2))),
+    fixed("token_loss", 1, 0),
+    fixed("label_smoothing", 3, 0),
+    ("bpe_encode", from_the_right),
+    ("ngram_precision", precision_of_sets),
+    ("clean_pairs", once_each_target),
+]
+
+
+@pytest.mark.parametrize(("name", "yours"), WRONG)
+def test_what_is_wrong_in_few_cases_is_refused(name: str, yours: Any) -> None:
+    result, _ = run(name, find(name), yours)
+    assert not result.passed
 
 
 def test_batches_are_those_of_the_package() -> None:
