@@ -1,9 +1,9 @@
-"""Exercises on greedy decoding and beam search with a given model, and on attention maps."""
+"""Exercises on greedy decoding and beam search with a given model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.exercises.declare import Case, Draw, Exercise
-from annotated_transformer.results.attention_maps import hits
 from annotated_transformer.translation.beam_search import length_penalty
 
 Step = Callable[[list[int]], Tensor]  # from the tokens so far to log-probabilities (vocab,)
@@ -74,8 +73,7 @@ LENGTH_PENALTY: Final = Exercise(
     {
         "the length to the power of α, not (5 + length) / 6": lambda n, alpha: math.pow(n, alpha),
         "α has the wrong sign": lambda n, alpha: length_penalty(n, -alpha),
-        "off by one: (5 + length) / 6 is 1 for a length of 1":
-            lambda n, alpha: length_penalty(n + 1, alpha),
+        "off by one: a length of 1 gives 1": lambda n, alpha: length_penalty(n + 1, alpha),
         "brackets: 5 + length / 6": lambda n, alpha: (5 + n / 6) ** alpha,
         "the denominator is not raised to α": lambda n, alpha: (5 + n) ** alpha / 6,
         "multiplied by α: α is the exponent": lambda n, alpha: (5 + n) / 6 * alpha,
@@ -200,20 +198,16 @@ BEAM_SEARCH: Final = Exercise(
     {
         "a finished hypothesis gives its place to another: it keeps it while it is among the best":
             partial(beam_search, aside=True),
-        "a length penalty in the beam: use the plain log-probability":
-            partial(beam_search, rank=penalized),
-        "a length penalty at the end: use the plain log-probability":
-            partial(beam_search, best=penalized),
-        "finished hypotheses win over more probable ones that max_len has cut":
-            partial(beam_search, best=finished),
+        "length penalty in the beam: use the log-probability": partial(beam_search, rank=penalized),
+        "length penalty at the end: use the log-probability": partial(beam_search, best=penalized),
+        "finished hypotheses win over more probable ones": partial(beam_search, best=finished),
         "off by one: the beam is one too wide": partial(beam_search, wide=1),
         "the best token of each hypothesis: take the best continuations over all hypotheses":
             partial(beam_search, each=True),
-        "stopped at the first finished hypothesis: a more probable one may come":
+        "stopped at the first that is finished: a better one may come":
             partial(beam_search, early=True),
         "the scores so far are not added": partial(beam_search, add=0),
-        "a length penalty: use the plain log-probability":
-            partial(beam_search, rank=penalized, best=penalized),
+        "a length penalty: none is asked for": partial(beam_search, rank=penalized, best=penalized),
         "divided by the length: use the plain log-probability":
             partial(beam_search, best=lambda s, tokens, _: s / (len(tokens) - 1)),
         "greedy: only one hypothesis is kept": lambda s, a, e, beam, n: beam_search(s, a, e, 1, n),
@@ -227,53 +221,4 @@ BEAM_SEARCH: Final = Exercise(
         "the start symbol is missing from the output": lambda *a: beam_search(*a)[1:],
         "the end symbol is missing from the output": partial(_without_end, beam_search),
     },
-)  # fmt: skip
-
-
-Links = Sequence[tuple[int, int]]
-
-
-def best_attended(weights: Tensor, links: Links) -> Tensor:
-    """Return, for each head of ``weights (h, n, m)``, the share of links that it follows.
-
-    A link is a query and its right key. A head follows it if this key has the largest weight.
-    """
-    return hits([weights.unsqueeze(0)], [frozenset(links)])[0]
-
-
-def _share(weights: Tensor, links: Links, *, axis: int = -1, all_queries: bool = False,
-           mass: bool = False) -> Tensor:  # fmt: skip
-    found = torch.zeros(len(weights))
-    for query, key in links:
-        top = weights.argmax(axis)
-        right = top[:, query] == key if axis == -1 else top[:, key] == query
-        found += weights[:, query, key] if mass else right
-    return found / (weights.size(1) if all_queries else len(links))
-
-
-def _links_case(draw: Draw) -> Case:
-    h, n = draw.integer(1, 3), draw.integer(2, 5)
-    weights = (2 * draw.normal(h, n, n)).softmax(-1).float()
-    asked = draw.random.sample(range(n), draw.integer(1, n))
-    return weights, [(query, draw.integer(0, n - 1)) for query in sorted(asked)]
-
-
-BEST_ATTENDED: Final = Exercise(
-    best_attended,
-    [_links_case(Draw(seed)) for seed in range(3)],
-    _links_case,
-    {
-        "argmax along the wrong axis: take it over the keys, for each query":
-            partial(_share, axis=-2),
-        "divided by all queries: only those with a link count": partial(_share, all_queries=True),
-        "mean weight on the right key: count the queries whose largest weight is there":
-            partial(_share, mass=True),
-        "rows and columns swapped: a link is (query, key)":
-            lambda w, links: _share(w, [(key, query) for query, key in links]),
-        "number of links found, not their share": lambda w, links: _share(w, links) * len(links),
-        "mean over all heads: return one share per head":
-            lambda w, links: _share(w, links).mean().expand(len(w)),
-    },
-    tolerance=1e-6,
-    any_float=True,
 )  # fmt: skip

@@ -79,10 +79,8 @@ LAYER_NORM: Final = Exercise(
     ],
     _norm_case,
     {
-        "ε added to the standard deviation, not to the variance under the root":
-            partial(layer_norm, outside=True),
-        "divided by N − 1 in the variance, which x.std() and x.var() do: divide by N":
-            partial(layer_norm, less=1),
+        "ε added to the standard deviation, not to the variance": partial(layer_norm, outside=True),
+        "variance divided by N − 1, as by x.var(): divide by N": partial(layer_norm, less=1),
         "N − 1 in the standard deviation, and ε added to it, as in The Annotated Transformer":
             partial(layer_norm, less=1, outside=True, eps=1e-6),
         "N − 1 in the standard deviation, and ε added to it, not to the variance":
@@ -90,8 +88,7 @@ LAYER_NORM: Final = Exercise(
         "ε missing: a constant row gives NaN": partial(layer_norm, eps=0),
         **{f"ε is 1e-5 here, not {eps:g}": partial(layer_norm, eps=eps)
            for eps in (1e-3, 1e-6, 1e-8, 1e-9, 1e-12)},
-        "mean and variance along the wrong axis: over positions, not over features":
-            partial(layer_norm, axis=-2),
+        "mean and variance over positions, not over features": partial(layer_norm, axis=-2),
         "root missing: divided by the variance": partial(layer_norm, root=False),
         "mean not subtracted": partial(layer_norm, centre=False),
         "gain and bias missing": partial(layer_norm, affine=(0, 0)),
@@ -136,8 +133,7 @@ RESIDUAL: Final = Exercise(
     [(torch.tensor([[1.0, 2.0, 4.0]]).double(), _maps(kind), plain_norm) for kind in range(3)],
     _residual_case,
     {
-        "pre-norm: x + sublayer(norm(x)), where the paper normalizes the sum":
-            lambda x, f, norm: x + f(norm(x)),
+        "pre-norm: the paper normalizes x + sublayer(x)": lambda x, f, norm: x + f(norm(x)),
         "residual missing: x is not added": lambda x, f, norm: norm(f(x)),
         "norm missing": lambda x, f, norm: x + f(x),
         "norm of the sub-layer's output alone, not of the sum": lambda x, f, norm: x + norm(f(x)),
@@ -167,8 +163,7 @@ FEED_FORWARD: Final = Exercise(
     {
         "ReLU missing": partial(feed_forward, act=lambda x: x),
         "a second ReLU at the end": lambda *a: feed_forward(*a).relu(),
-        "ReLU at the end, not between the two matrices":
-            lambda *a: feed_forward(*a, act=lambda x: x).relu(),
+        "ReLU at the end, not in between": lambda *a: feed_forward(*a, act=lambda x: x).relu(),
         "the first bias missing": lambda x, w, b, w_2, b_2: (x @ w).relu() @ w_2 + b_2,
         "the first bias after the ReLU": lambda x, w, b, w_2, c: ((x @ w).relu() + b) @ w_2 + c,
         "the second bias missing": lambda x, w, b, w_2, _: feed_forward(x, w, b, w_2, 0 * _),
@@ -237,34 +232,7 @@ SCALED_EMBEDDING: Final = Exercise(
         "scale missing: times √d_model": lambda x, table: table[x],
         "times d_model, not its root": lambda x, table: table[x] * table.size(1),
         "divided by √d_model, not multiplied": lambda x, table: table[x] / table.size(1) ** 0.5,
-        "the root of the vocabulary's size, not of the width":
-            lambda x, table: table[x] * len(table) ** 0.5,
-        "the root of the sequence's length, not of the width":
-            lambda x, table: table[x] * x.size(-1) ** 0.5,
+        "times the root of the vocabulary's size": lambda x, table: table[x] * len(table) ** 0.5,
+        "times the root of the sequence's length": lambda x, table: table[x] * x.size(-1) ** 0.5,
     },
 )  # fmt: skip
-
-
-def layer_parameters(
-    d_model: int, d_ff: int, *, matrices: int = 4, biases: int = 1, norms: int = 2, ffn: int = 2
-) -> int:
-    """Count the parameters of an encoder layer."""
-    attention = matrices * (d_model**2 + biases * d_model)
-    network = ffn * d_model * d_ff + biases * (d_ff + d_model)
-    return attention + network + norms * 2 * d_model
-
-
-LAYER_PARAMETERS: Final = Exercise(
-    layer_parameters,
-    [(512, 2048), (1024, 4096), (2, 3)],
-    lambda draw: (draw.integer(1, 600), draw.integer(1, 3000)),
-    {
-        "biases not counted": partial(layer_parameters, biases=0),
-        "W^O not counted": partial(layer_parameters, matrices=3),
-        "layer norms not counted": partial(layer_parameters, norms=0),
-        "only one of two layer norms counted": partial(layer_parameters, norms=1),
-        "only one matrix of the feed-forward network counted": partial(layer_parameters, ffn=1),
-        "a decoder layer, with a second attention": partial(layer_parameters, matrices=8, norms=3),
-        "biases and layer norms not counted": partial(layer_parameters, biases=0, norms=0),
-    },
-)

@@ -66,8 +66,7 @@ TOKEN_BATCHES: Final = Exercise(
         "off by one: a batch may be exactly full": partial(token_batches, strict=True),
         "padding not counted: a batch costs its longest sentence times its size":
             partial(token_batches, padded=False),
-        "the new sentence may be the longest: the others are padded to it":
-            partial(token_batches, late=True),
+        "the new sentence may be the longest, and pads them all": partial(token_batches, late=True),
         "the last batch is missing": partial(token_batches, last=False),
         "a budget of sentences, not of tokens": _one_by_one,
         "lengths returned, not the indices of the sentences":
@@ -130,7 +129,7 @@ TOKEN_LOSS: Final = Exercise(
 )  # fmt: skip
 
 
-def average_gradients(gradients: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
+def average_gradients(gradients: Sequence[Tensor], tokens: Sequence[float]) -> Tensor:
     """Return the gradient per token over all processes, from each process's own per token."""
     weighted = [g * count for g, count in zip(gradients, tokens, strict=True)]
     return torch.stack(weighted).sum(0) / sum(tokens)
@@ -142,12 +141,6 @@ def _gradients_case(draw: Draw) -> Case:
     return gradients, [draw.integer(1, 30) for _ in range(count)]
 
 
-def _by_inverse(gradients: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
-    shares = [1 / count for count in tokens]
-    whole = sum(shares)
-    return torch.stack([g * s / whole for g, s in zip(gradients, shares, strict=True)]).sum(0)
-
-
 AVERAGE_GRADIENTS: Final = Exercise(
     average_gradients,
     [([torch.ones(1, 2).double(), 3 * torch.ones(1, 2).double()], [30, 10]),
@@ -155,15 +148,13 @@ AVERAGE_GRADIENTS: Final = Exercise(
      ([torch.ones(1, 3).double()], [8])],
     _gradients_case,
     {
-        "plain mean over the processes: their numbers of tokens differ":
-            lambda g, tokens: torch.stack(g).mean(0),
+        "plain mean: their numbers of tokens differ": lambda g, tokens: torch.stack(g).mean(0),
         "plain sum over the processes": lambda g, tokens: torch.stack(g).sum(0),
         "sum of gradients divided by the tokens: each one is a mean already":
             lambda g, tokens: torch.stack(g).sum(0) / sum(tokens),
         "weighted by the tokens, but not divided by their sum":
             lambda g, tokens: average_gradients(g, tokens) * sum(tokens),
-        "weighted the wrong way round: more tokens, more weight": _by_inverse,
-        "divided by the number of processes as well":
-            lambda g, tokens: average_gradients(g, tokens) / len(g),
+        "more tokens, less weight": lambda g, tokens: average_gradients(g, [1 / n for n in tokens]),
+        "divided by the processes as well": lambda g, tokens: average_gradients(g, tokens) / len(g),
     },
 )  # fmt: skip

@@ -34,14 +34,13 @@ LEARNING_RATE: Final = Exercise(
     {
         "max instead of min": lambda s, d, w: d**-0.5 * max(s**-0.5, s * w**-1.5),
         "off by one: updates are counted from 1": lambda s, d, w: learning_rate(s + 1, d, w),
-        "off by one: the update before":
+        "the rate of the update before":
             lambda s, d, w: learning_rate(s - 1, d, w) if s > 1 else 0.0,
         "the factor 1/√d_model is missing": partial(_rate, wide=0),
         "multiplied by √d_model, not divided": partial(_rate, wide=0.5),
         "divided by d_model, not by its root": partial(_rate, wide=-1),
         "the rate never falls after the warm-up": partial(_rate, late=False),
-        "warm-up to the power of −0.5, not −1.5":
-            lambda s, d, w: d**-0.5 * min(s**-0.5, s * w**-0.5),
+        "warm-up to the power −0.5, not −1.5": lambda s, d, w: d**-0.5 * min(s**-0.5, s * w**-0.5),
         "the rate stays at its peak: after the warm-up it falls with 1/√step":
             lambda s, d, w: d**-0.5 * min(w**-0.5, s * w**-1.5),
         "the rate falls with 1/step, not with its root":
@@ -112,8 +111,7 @@ ADAM_STEP: Final = Exercise(
         "the gradient is not squared": partial(adam_step, power=1),
         "sign: a step goes against the gradient": partial(adam_step, sign=1),
         "m and v returned in the wrong order": partial(_returned, swap=True),
-        "m and v returned with their bias correction: it is for this step alone":
-            partial(_returned, swap=False),
+        "m and v returned corrected, but this step alone is": partial(_returned, swap=False),
     },
     tolerance=1e-8,
 )  # fmt: skip
@@ -150,8 +148,7 @@ LABEL_SMOOTHING: Final = Exercise(
             partial(smoothed, variant="others"),
         "ε spread over all but the right token and padding, as in The Annotated Transformer":
             partial(smoothed, variant="article"),
-        "the right token gets 1 − ε and no share of ε: the sum is below 1":
-            partial(_wrong_sum, divide=True),
+        "the right token gets no share of ε: the sum is below 1": partial(_wrong_sum, divide=True),
         "padding rows not zero: a padding token counts for nothing":
             lambda gold, vocab, eps, pad: smoothed(gold, vocab, eps, -1),
         "ε is not divided among the tokens": partial(_wrong_sum, divide=False),
@@ -218,14 +215,11 @@ AVERAGE_CHECKPOINTS: Final = Exercise(
      _states_case(Draw(1)), _states_case(Draw(2))],
     _states_case,
     {
-        "sum, not mean: divide by the number of checkpoints":
-            lambda states: _scaled(states, len(states)),
+        "sum: divide by the number of checkpoints": lambda states: _scaled(states, len(states)),
         "the last checkpoint alone": lambda states: dict(states[-1]),
-        "off by one: the first checkpoint is left out":
-            lambda states: average_checkpoints(states[1:]),
-        "off by one: the last checkpoint is left out":
-            lambda states: average_checkpoints(states[:-1]),
-        "halved repeatedly: the later checkpoints weigh more": _running,
+        "off by one: the first one is left out": lambda states: average_checkpoints(states[1:]),
+        "off by one: the last one is left out": lambda states: average_checkpoints(states[:-1]),
+        "halved repeatedly: later ones weigh more": _running,
         "divided by one less than the number of checkpoints":
             lambda states: _scaled(states, len(states) / max(1, len(states) - 1)),
     },
@@ -246,13 +240,11 @@ AVERAGE_LAST: Final = Exercise(
         "all checkpoints, not the last k": lambda states, k: average_checkpoints(states),
         "the last checkpoint alone": lambda states, k: dict(states[-1]),
         "off by one: k + 1 checkpoints": lambda states, k: average_last(states, k + 1),
-        "off by one: the last checkpoint is left out":
-            lambda states, k: average_last(states[:-1], k),
-        "sum, not mean: divide by the number of checkpoints":
+        "off by one: the last one is left out": lambda states, k: average_last(states[:-1], k),
+        "sum: divide by the number of checkpoints":
             lambda states, k: _scaled(states[-k:], min(k, len(states))),
         "divided by k even if there are fewer checkpoints":
             lambda states, k: _scaled(states[-k:], min(k, len(states)) / k),
-        "halved repeatedly: the later checkpoints weigh more":
-            lambda states, k: _running(states[-k:]),
+        "halved repeatedly: later ones weigh more": lambda states, k: _running(states[-k:]),
     },
 )  # fmt: skip

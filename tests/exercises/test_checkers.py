@@ -7,7 +7,7 @@ import itertools
 import math
 import tempfile
 from bisect import bisect_right
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +27,8 @@ from annotated_transformer.exercises import NAMES, find
 from annotated_transformer.exercises.machinery import run
 from annotated_transformer.fast.decoding import attend_once
 from annotated_transformer.fast.sampling import Sampling
-from annotated_transformer.model.architecture import EncoderLayer
-from annotated_transformer.model.feed_forward import PositionwiseFeedForward
-from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.multi_head import split_heads
 from annotated_transformer.model.transformer import ModelConfig, build_model, count_parameters
 from annotated_transformer.serving.batching import Batcher, Job
 from annotated_transformer.serving.requests import Limits
@@ -134,10 +133,25 @@ def interval_by_library(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
     return d.mean() + ends * t * (d.var() / len(d)).sqrt()
 
 
-def parameters_by_counting(d_model: int, d_ff: int) -> int:
-    with torch.device("meta"):
-        parts = MultiHeadedAttention(1, d_model), PositionwiseFeedForward(d_model, d_ff)
-        return sum(p.numel() for p in EncoderLayer(d_model, *parts, 0.1).parameters())
+def narrow_by_library(
+    x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, h: int
+) -> Tensor:
+    q, k, v = ((x @ w).unflatten(-1, (h, -1)).transpose(1, 2) for w in (w_q, w_k, w_v))
+    return sdpa(q, k, v).transpose(1, 2).flatten(2) @ w_o
+
+
+def map_of_package(x: Tensor, w_q: Tensor, w_k: Tensor, h: int, head: int) -> Tensor:
+    q, k = (split_heads((x @ w).unsqueeze(0), h)[:, head] for w in (w_q, w_k))
+    return attention(q, k, k)[1][0]
+
+
+def model_by_reduction(
+    src: Tensor, tgt: Tensor, pad: int, embed: Any, encoder: Any, decoder: Any, generate: Any
+) -> Any:
+    seen, known = (x.ne(pad)[:, None] for x in (src, tgt))
+    known = known & ~torch.ones(tgt.size(1), tgt.size(1)).triu(1).bool()
+    memory = reduce(lambda x, layer: layer(x, seen), encoder, embed(src))
+    return generate(reduce(lambda y, layer: layer(y, memory, seen, known), decoder, embed(tgt)))
 
 
 def picked_by_indices(scores: Tensor, log_probs: Tensor, beam: int) -> list[Tensor]:
@@ -281,8 +295,10 @@ OTHERS: list[tuple[str, Any]] = [
     ("attention", sdpa),
     ("layer_norm", norm_by_library),
     ("layer_norm", nn.LayerNorm),
-    ("layer_parameters", parameters_by_counting),
     ("multi_head_attention", heads_one_by_one),
+    ("narrow_heads", narrow_by_library),
+    ("head_map", map_of_package),
+    ("encoder_decoder", model_by_reduction),
     ("sinusoid", waves_by_logarithm),
     ("scaled_embedding", lambda x, table: F.embedding(x, table * table.size(1) ** 0.5)),
     ("split_heads", lambda x, h: torch.stack(x.chunk(h, -1), 1)),
