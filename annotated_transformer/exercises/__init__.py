@@ -13,13 +13,14 @@ __all__ = ["GROUPS", "NAMES", "Exercise", "Result", "check", "find"]
 # Where each exercise is declared, under its name in capitals; a module is imported when one of its
 # exercises is checked.
 MODULES: Final = {
-    "layers": "layer_norm residual feed_forward sinusoid scaled_embedding layer_parameters",
+    "layers": "layer_norm residual feed_forward sinusoid scaled_embedding",
     "attending": "attention window_mask subsequent_mask padding_mask split_heads join_heads "
-    "multi_head_attention neighbourhood_mask attention_products",
+    "multi_head_attention narrow_heads head_map encoder_decoder neighbourhood_mask "
+    "attention_products",
     "learning": "shift_target token_batches token_loss average_gradients",
     "updates": "learning_rate adam_step label_smoothing dropout average_checkpoints average_last",
     "words": "bpe_merge bpe_best_pair bpe_encode ngram_precision bleu",
-    "decoding": "greedy_decode length_penalty beam_step beam_search best_attended",
+    "decoding": "greedy_decode length_penalty beam_step beam_search",
     "using": "nucleus next_batch quantise_rows",
     "trees": "linearize",
     "background": "lstm_step gru_step additive_attention causal_convolution paired_interval",

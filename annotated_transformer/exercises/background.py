@@ -43,10 +43,8 @@ LSTM_STEP: Final = Exercise(
     [_lstm_case(Draw(seed)) for seed in range(3)],
     _lstm_case,
     {
-        "input and forget gate swapped: the order is i, f, g, o":
-            partial(lstm_step, order="figo"),
-        "candidate and output gate swapped: the order is i, f, g, o":
-            partial(lstm_step, order="ifog"),
+        "input and forget gate swapped: the order is i, f, g, o": partial(lstm_step, order="figo"),
+        "candidate and output gate swapped: it is i, f, g, o": partial(lstm_step, order="ifog"),
         "sigmoid of the candidate: it takes tanh": partial(lstm_step, candidate=torch.sigmoid),
         "tanh of the new cell missing": partial(lstm_step, out=lambda c: c),
         "forget gate missing": partial(lstm_step, forget=False),
@@ -118,8 +116,7 @@ ADDITIVE_ATTENTION: Final = Exercise(
         "softmax missing": partial(additive_attention, softmax=False),
         "divided by the root of the width: additive scores have no such factor":
             partial(additive_attention, scale=True),
-        "the two matrices swapped":
-            lambda q, k, v, a, b, w: additive_attention(q, k, v, b, a, w),
+        "the two matrices swapped": lambda q, k, v, a, b, w: additive_attention(q, k, v, b, a, w),
     },
     first=True,
 )  # fmt: skip
@@ -155,11 +152,9 @@ CAUSAL_CONVOLUTION: Final = Exercise(
             lambda x, w, b: causal_convolution(x, w, b, ahead=(len(w) - 1) // 2),
         "not causal: padded on the right, the window sees later positions only":
             lambda x, w, b: causal_convolution(x, w, b, ahead=len(w) - 1),
-        "off by one: the window ends with the position itself":
-            partial(causal_convolution, ahead=-1),
+        "off by one: a window ends with its position": partial(causal_convolution, ahead=-1),
         "off by one: the window sees the next position": partial(causal_convolution, ahead=1),
-        "kernel reversed: its last matrix is for the position itself":
-            partial(causal_convolution, flip=True),
+        "kernel reversed: its last matrix is the newest": partial(causal_convolution, flip=True),
         "bias missing": partial(causal_convolution, add=False),
         "padding missing: the output is shorter than the input":
             lambda x, w, b: causal_convolution(x, w, b)[:, len(w) - 1 :],
@@ -194,14 +189,11 @@ PAIRED_INTERVAL: Final = Exercise(
     [_prices_case(Draw(seed)) for seed in range(3)],
     _prices_case,
     {
-        "ratio the wrong way round: theirs is divided by ours":
-            partial(paired_interval, turned=True),
+        "ratio turned round: theirs is divided by ours": partial(paired_interval, turned=True),
         "natural logarithm: powers of two are asked for": partial(paired_interval, log=torch.log),
         "logarithm missing": partial(paired_interval, log=lambda x: x),
-        "standard deviation divided by n: the mean was estimated, so it is n - 1":
-            partial(paired_interval, less=0),
-        "not divided by the root of n: that is the spread of single runs":
-            partial(paired_interval, root=False),
+        "divided by n: the mean was estimated, so it is n - 1": partial(paired_interval, less=0),
+        "the spread of single runs: divide by the root of n": partial(paired_interval, root=False),
         "not paired: the differences come first, then their spread": _not_paired,
     },
 )  # fmt: skip

@@ -41,8 +41,7 @@ LAYERS_TO_REACH: Final = Exercise(
     {
         "a window of k tokens holds the token itself: a layer adds k - 1 positions":
             partial(layers_to_reach, own=0),
-        "rounded down: a last layer that is only partly used is needed as well":
-            partial(layers_to_reach, short=1),
+        "rounded down: a layer used in part is needed as well": partial(layers_to_reach, short=1),
         "the gaps of the tree double: they grow by the factor k":
             partial(layers_to_reach, gap=lambda layer, k: 2**layer),
         "off by one: L layers of the tree reach k ** L - 1 positions back, not k ** L":
@@ -141,15 +140,14 @@ MODEL_PARAMETERS: Final = Exercise(
             partial(model_parameters, attentions=2, norms=4),
         "no layers of the decoder: N counts those of the encoder, and of the decoder once more":
             partial(model_parameters, attentions=1, networks=1, norms=2),
-        "three matrices for the vocabulary: embeddings and generator share one":
-            partial(model_parameters, matrices=3),
+        "three matrices for the vocabulary: they are one": partial(model_parameters, matrices=3),
         "biases not counted": partial(model_parameters, biases=0),
         "layer norms not counted": partial(model_parameters, norms=0),
         "values as narrow as keys: only queries and keys have the width d_k":
             lambda N, d, f, h, k, v, V: model_parameters(N, d, f, h, k, k, V),
         "heads of width d_model / h, whatever d_k and d_v are":
             lambda N, d, f, h, k, v, V: model_parameters(N, d, f, 1, d, d, V),
-        "one head counted in place of h":
+        "one head, not h of them":
             lambda N, d, f, h, k, v, V: model_parameters(N, d, f, 1, k, v, V),
     },
 )  # fmt: skip

@@ -48,25 +48,15 @@ def as_function(sizes: Callable[..., tuple[Any, ...]]) -> Callable[[Answer], Ans
 
 
 def layer_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    axis: int = -1,
-    eps: float = 1e-5,
-    outside: bool = False,
-    unbiased: bool = False,
-    root: bool = True,
-    centre: bool = True,
-    affine: bool = True,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor, *,
+    axis: int = -1, eps: float = 1e-5, outside: bool = False, less: int = 0, root: bool = True,
+    centre: bool = True, affine: tuple[int, int] = (1, 1),
+) -> Tensor:  # fmt: skip
     """Normalise ``x (..., features)``; the options make the known mistakes."""
-    centred = x - x.mean(axis, keepdim=True)
-    variance = x.var(axis, correction=int(unbiased), keepdim=True)
+    mean, variance = x.mean(axis, keepdim=True), x.var(axis, correction=less, keepdim=True)
     scale = variance.sqrt() + eps if outside else (variance + eps).sqrt()
-    scale = scale if root else variance + eps
-    y = (centred if centre else x) / scale
-    return weight * y + bias if affine else y
+    y = (x - mean if centre else x) / (scale if root else variance + eps)
+    return (weight if affine[0] else 1) * y + (bias if affine[1] else 0)
 
 
 def _norm_case(draw: Draw) -> Case:
@@ -89,17 +79,21 @@ LAYER_NORM: Final = Exercise(
     ],
     _norm_case,
     {
-        "ε added to the standard deviation, not to the variance under the root":
-            partial(layer_norm, outside=True),
-        "the unbiased variance: divide by the number of features, not by one less":
-            partial(layer_norm, unbiased=True),
-        "unbiased standard deviation, with ε added to it, as in The Annotated Transformer":
-            partial(layer_norm, unbiased=True, outside=True),
-        "mean and variance along the wrong axis: over positions, not over features":
-            partial(layer_norm, axis=-2),
+        "ε added to the standard deviation, not to the variance": partial(layer_norm, outside=True),
+        "variance divided by N − 1, as by x.var(): divide by N": partial(layer_norm, less=1),
+        "N − 1 in the standard deviation, and ε added to it, as in The Annotated Transformer":
+            partial(layer_norm, less=1, outside=True, eps=1e-6),
+        "N − 1 in the standard deviation, and ε added to it, not to the variance":
+            partial(layer_norm, less=1, outside=True),
+        "ε missing: a constant row gives NaN": partial(layer_norm, eps=0),
+        **{f"ε is 1e-5 here, not {eps:g}": partial(layer_norm, eps=eps)
+           for eps in (1e-3, 1e-6, 1e-8, 1e-9, 1e-12)},
+        "mean and variance over positions, not over features": partial(layer_norm, axis=-2),
         "root missing: divided by the variance": partial(layer_norm, root=False),
         "mean not subtracted": partial(layer_norm, centre=False),
-        "gain and bias missing": partial(layer_norm, affine=False),
+        "gain and bias missing": partial(layer_norm, affine=(0, 0)),
+        "gain missing": partial(layer_norm, affine=(0, 1)),
+        "bias missing": partial(layer_norm, affine=(1, 0)),
     },
     adapt=as_function(lambda x, *_: (x.size(-1),)),
     tolerance=1e-8,
@@ -139,8 +133,7 @@ RESIDUAL: Final = Exercise(
     [(torch.tensor([[1.0, 2.0, 4.0]]).double(), _maps(kind), plain_norm) for kind in range(3)],
     _residual_case,
     {
-        "pre-norm: x + sublayer(norm(x)), where the paper normalizes the sum":
-            lambda x, f, norm: x + f(norm(x)),
+        "pre-norm: the paper normalizes x + sublayer(x)": lambda x, f, norm: x + f(norm(x)),
         "residual missing: x is not added": lambda x, f, norm: norm(f(x)),
         "norm missing": lambda x, f, norm: x + f(x),
         "norm of the sub-layer's output alone, not of the sum": lambda x, f, norm: x + norm(f(x)),
@@ -170,11 +163,9 @@ FEED_FORWARD: Final = Exercise(
     {
         "ReLU missing": partial(feed_forward, act=lambda x: x),
         "a second ReLU at the end": lambda *a: feed_forward(*a).relu(),
-        "ReLU at the end, not between the two matrices":
-            lambda *a: feed_forward(*a, act=lambda x: x).relu(),
+        "ReLU at the end, not in between": lambda *a: feed_forward(*a, act=lambda x: x).relu(),
         "the first bias missing": lambda x, w, b, w_2, b_2: (x @ w).relu() @ w_2 + b_2,
-        "the first bias added after the ReLU":
-            lambda x, w, b, w_2, c: ((x @ w).relu() + b) @ w_2 + c,
+        "the first bias after the ReLU": lambda x, w, b, w_2, c: ((x @ w).relu() + b) @ w_2 + c,
         "the second bias missing": lambda x, w, b, w_2, _: feed_forward(x, w, b, w_2, 0 * _),
         "x added: the residual is not part of the network": lambda x, *a: x + feed_forward(x, *a),
         "GELU instead of ReLU": partial(feed_forward, act=F.gelu),
@@ -184,16 +175,9 @@ FEED_FORWARD: Final = Exercise(
 
 
 def waves(
-    length: int,
-    d_model: int,
-    *,
-    start: int = 0,
-    step: int = 2,
-    swap: bool = False,
-    halves: bool = False,
-    multiply: bool = False,
-    base: float = 10000,
-) -> Tensor:
+    length: int, d_model: int, *, start: int = 0, step: int = 2, swap: bool = False,
+    halves: bool = False, multiply: bool = False, base: float = 10000,
+) -> Tensor:  # fmt: skip
     """Return sinusoids; the options make the known mistakes."""
     position = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)
     exponent = torch.arange(0, d_model, 2, dtype=torch.float64) * step / 2 / d_model
@@ -216,11 +200,9 @@ SINUSOID: Final = Exercise(
     {
         "positions off by one: the first is 0": partial(waves, start=1),
         "sine and cosine swapped: sines belong in the even columns": partial(waves, swap=True),
-        "sines and cosines in two halves: they alternate in the paper":
-            partial(waves, halves=True),
+        "sines and cosines in two halves: they alternate in the paper": partial(waves, halves=True),
         "the exponent is i/d_model, not 2i/d_model": partial(waves, step=1),
-        "the exponent is 4i/d_model: arange(0, d_model, 2) holds 2i already":
-            partial(waves, step=4),
+        "exponent 4i/d_model: arange(0, d_model, 2) holds 2i already": partial(waves, step=4),
         "sine and cosine of a pair have different wavelengths: they should be the same": columns,
         "multiplied by the power of 10000, not divided": partial(waves, multiply=True),
         "1000 instead of 10000": partial(waves, base=1000),
@@ -250,34 +232,7 @@ SCALED_EMBEDDING: Final = Exercise(
         "scale missing: times √d_model": lambda x, table: table[x],
         "times d_model, not its root": lambda x, table: table[x] * table.size(1),
         "divided by √d_model, not multiplied": lambda x, table: table[x] / table.size(1) ** 0.5,
-        "the root of the vocabulary's size, not of the width":
-            lambda x, table: table[x] * len(table) ** 0.5,
-        "the root of the sequence's length, not of the width":
-            lambda x, table: table[x] * x.size(-1) ** 0.5,
+        "times the root of the vocabulary's size": lambda x, table: table[x] * len(table) ** 0.5,
+        "times the root of the sequence's length": lambda x, table: table[x] * x.size(-1) ** 0.5,
     },
 )  # fmt: skip
-
-
-def layer_parameters(
-    d_model: int, d_ff: int, *, matrices: int = 4, biases: int = 1, norms: int = 2, ffn: int = 2
-) -> int:
-    """Count the parameters of an encoder layer."""
-    attention = matrices * (d_model**2 + biases * d_model)
-    network = ffn * d_model * d_ff + biases * (d_ff + d_model)
-    return attention + network + norms * 2 * d_model
-
-
-LAYER_PARAMETERS: Final = Exercise(
-    layer_parameters,
-    [(512, 2048), (1024, 4096), (2, 3)],
-    lambda draw: (draw.integer(1, 600), draw.integer(1, 3000)),
-    {
-        "biases not counted": partial(layer_parameters, biases=0),
-        "W^O not counted": partial(layer_parameters, matrices=3),
-        "layer norms not counted": partial(layer_parameters, norms=0),
-        "only one of two layer norms counted": partial(layer_parameters, norms=1),
-        "only one matrix of the feed-forward network counted": partial(layer_parameters, ffn=1),
-        "a decoder layer, with a second attention": partial(layer_parameters, matrices=8, norms=3),
-        "biases and layer norms not counted": partial(layer_parameters, biases=0, norms=0),
-    },
-)

@@ -26,8 +26,7 @@ SHIFT_TARGET: Final = Exercise(
     lambda draw: (draw.integers(0, 9, draw.integer(1, 4), draw.integer(2, 7)),),
     {
         "input and target swapped: the input begins with BOS": lambda t: (t[:, 1:], t[:, :-1]),
-        "not shifted: the input contains the token to predict":
-            lambda t: (t[:, :-1], t[:, :-1]),
+        "not shifted: the input contains the token to predict": lambda t: (t[:, :-1], t[:, :-1]),
         "not shifted: the target is its own input": lambda t: (t, t),
         "shifted along the batch, not along the sentence": lambda t: (t[:-1], t[1:]),
         "the input keeps the last token": lambda t: (t, t[:, 1:]),
@@ -37,14 +36,9 @@ SHIFT_TARGET: Final = Exercise(
 
 
 def token_batches(
-    lengths: Sequence[int],
-    max_tokens: int,
-    *,
-    strict: bool = False,
-    padded: bool = True,
-    late: bool = False,
-    last: bool = True,
-) -> list[list[int]]:
+    lengths: Sequence[int], max_tokens: int, *,
+    strict: bool = False, padded: bool = True, late: bool = False, last: bool = True,
+) -> list[list[int]]:  # fmt: skip
     """Group sentences, in order, into batches of ``max_tokens``, including padding."""
     batches: list[list[int]] = []
     batch: list[int] = []
@@ -72,8 +66,7 @@ TOKEN_BATCHES: Final = Exercise(
         "off by one: a batch may be exactly full": partial(token_batches, strict=True),
         "padding not counted: a batch costs its longest sentence times its size":
             partial(token_batches, padded=False),
-        "the new sentence may be the longest: the others are padded to it":
-            partial(token_batches, late=True),
+        "the new sentence may be the longest, and pads them all": partial(token_batches, late=True),
         "the last batch is missing": partial(token_batches, last=False),
         "a budget of sentences, not of tokens": _one_by_one,
         "lengths returned, not the indices of the sentences":
@@ -95,13 +88,13 @@ def token_loss(parts: Sequence[Part], pad: int) -> Tensor:
 
 
 def _loss_case(draw: Draw) -> Case:
-    parts, vocab = [], draw.integer(3, 5)
+    parts, vocab, pad = [], draw.integer(3, 5), draw.integer(0, 2)
     for _ in range(draw.integer(1, 3)):
         shape = draw.integer(1, 3), draw.integer(1, 4)
         target = draw.integers(0, vocab - 1, *shape)
-        target[:, 0] = 1  # at least one token of each sentence is real
+        target[:, 0] = (pad + 1) % 3  # at least one token of each sentence is real
         parts.append((draw.normal(*shape, vocab).log_softmax(-1), target))
-    return parts, 0
+    return parts, pad
 
 
 def _mean_of_means(parts: Sequence[Part], pad: int) -> Tensor:
@@ -118,8 +111,7 @@ TOKEN_LOSS: Final = Exercise(
     [_loss_case(Draw(seed)) for seed in range(3)],
     _loss_case,
     {
-        "mean of the micro-batches' means: tokens of small batches count more":
-            _mean_of_means,
+        "mean of the micro-batches' means: tokens of small batches count more": _mean_of_means,
         "padding counts as well":
             lambda parts, pad: torch.cat([_losses(p, pad, padding=True) for p in parts]).mean(),
         "padding does not add to the loss, but is counted in the number of tokens":
@@ -137,7 +129,7 @@ TOKEN_LOSS: Final = Exercise(
 )  # fmt: skip
 
 
-def average_gradients(gradients: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
+def average_gradients(gradients: Sequence[Tensor], tokens: Sequence[float]) -> Tensor:
     """Return the gradient per token over all processes, from each process's own per token."""
     weighted = [g * count for g, count in zip(gradients, tokens, strict=True)]
     return torch.stack(weighted).sum(0) / sum(tokens)
@@ -149,12 +141,6 @@ def _gradients_case(draw: Draw) -> Case:
     return gradients, [draw.integer(1, 30) for _ in range(count)]
 
 
-def _by_inverse(gradients: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
-    shares = [1 / count for count in tokens]
-    whole = sum(shares)
-    return torch.stack([g * s / whole for g, s in zip(gradients, shares, strict=True)]).sum(0)
-
-
 AVERAGE_GRADIENTS: Final = Exercise(
     average_gradients,
     [([torch.ones(1, 2).double(), 3 * torch.ones(1, 2).double()], [30, 10]),
@@ -162,15 +148,13 @@ AVERAGE_GRADIENTS: Final = Exercise(
      ([torch.ones(1, 3).double()], [8])],
     _gradients_case,
     {
-        "plain mean over the processes: their numbers of tokens differ":
-            lambda g, tokens: torch.stack(g).mean(0),
+        "plain mean: their numbers of tokens differ": lambda g, tokens: torch.stack(g).mean(0),
         "plain sum over the processes": lambda g, tokens: torch.stack(g).sum(0),
         "sum of gradients divided by the tokens: each one is a mean already":
             lambda g, tokens: torch.stack(g).sum(0) / sum(tokens),
         "weighted by the tokens, but not divided by their sum":
             lambda g, tokens: average_gradients(g, tokens) * sum(tokens),
-        "weighted the wrong way round: more tokens, more weight": _by_inverse,
-        "divided by the number of processes as well":
-            lambda g, tokens: average_gradients(g, tokens) / len(g),
+        "more tokens, less weight": lambda g, tokens: average_gradients(g, [1 / n for n in tokens]),
+        "divided by the processes as well": lambda g, tokens: average_gradients(g, tokens) / len(g),
     },
 )  # fmt: skip

@@ -6,6 +6,7 @@ import sys
 import time
 import zlib
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final
 
 from annotated_transformer.exercises.calls import (
@@ -96,7 +97,7 @@ def name_mistake(exercise: Exercise, trial: Trial) -> str | None:
     """Return the known mistake that explains all answers of a trial, or else most wrong ones."""
     end = time.process_time() + NAMING
     best, most = None, len(trial.failed) / 2
-    for message, variant in exercise.mistakes.items():
+    for whole, (message, variant) in product((True, False), exercise.mistakes.items()):
         if time.process_time() > end:
             break
         same = told = 0  # answers that the variant gives too, and those of them that are wrong
@@ -105,9 +106,11 @@ def name_mistake(exercise: Exercise, trial: Trial) -> str | None:
             if difference(theirs, yours, exercise) is None:
                 same += 1
                 told += difference(wanted, theirs, exercise) is not None
+            elif whole:  # one other answer is enough to leave it, which saves time
+                break
         if told and same == len(trial.tried):
             return message
-        if told > most:
+        if told > most and not whole:
             best, most = message, told
     return best
 

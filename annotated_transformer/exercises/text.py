@@ -56,8 +56,8 @@ CLEAN_PAIRS: Final = Exercise(
     cleaned, [([("Nun ja", "Well"), ("Ja", "Yes"), (" Ja", "Yes"), ("Ja", "Oh, oh yes")], 9, 2.0),
      ([("Ja", "Yes"), ("", ""), (" ", "So"), ("Ja", "Oh yes")], 9, 2.0),
      ([("Nein, nein, nein", "No, no"), ("Na gut", "All right"), ("Ei", "My")], 2, 2.0)],
-    lambda draw: ([tuple(draw.random.choices(["", " ", "ja", " ja", "so so", "ja ja ja"], k=2))
-                   for _ in range(draw.integer(1, 8))], draw.integer(2, 3), draw.integer(2, 3) / 2),
+    lambda draw: ([tuple(draw.random.choices(["", "ja", " ja", "na", "a b", "a b c"], k=2))
+                   for _ in range(draw.integer(4, 9))], draw.integer(2, 3), draw.integer(2, 3) / 2),
     {
         "a source too long for its target kept": partial(cleaned, down=99),
         "a target too long for its source kept": partial(cleaned, up=99),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from annotated_transformer.training.optimizer import rate
 from annotated_transformer.training.regularization import Variant, smoothed_target
 
 State = Mapping[str, Tensor]
+Mix = Callable[[float], tuple[float, float]]  # the shares of the old mean and of the gradient
 
 
 def learning_rate(step: int, d_model: int, warmup: int) -> float:
@@ -34,14 +34,13 @@ LEARNING_RATE: Final = Exercise(
     {
         "max instead of min": lambda s, d, w: d**-0.5 * max(s**-0.5, s * w**-1.5),
         "off by one: updates are counted from 1": lambda s, d, w: learning_rate(s + 1, d, w),
-        "off by one: the update before":
+        "the rate of the update before":
             lambda s, d, w: learning_rate(s - 1, d, w) if s > 1 else 0.0,
         "the factor 1/√d_model is missing": partial(_rate, wide=0),
         "multiplied by √d_model, not divided": partial(_rate, wide=0.5),
         "divided by d_model, not by its root": partial(_rate, wide=-1),
         "the rate never falls after the warm-up": partial(_rate, late=False),
-        "warm-up to the power of −0.5, not −1.5":
-            lambda s, d, w: d**-0.5 * min(s**-0.5, s * w**-0.5),
+        "warm-up to the power −0.5, not −1.5": lambda s, d, w: d**-0.5 * min(s**-0.5, s * w**-0.5),
         "the rate stays at its peak: after the warm-up it falls with 1/√step":
             lambda s, d, w: d**-0.5 * min(w**-0.5, s * w**-1.5),
         "the rate falls with 1/step, not with its root":
@@ -54,10 +53,11 @@ def adam_step(
     weight: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, lr: float, *,
     beta1: float = 0.9, beta2: float = 0.98, eps: float = 1e-9, correct: tuple[int, int] = (1, 1),
     late: int = 0, power: int = 2, inside: bool = False, root: bool = True, sign: int = -1,
+    mix: Mix = lambda beta: (beta, 1 - beta),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Take Adam's ``step``-th step; the options make the known mistakes."""
-    m = beta1 * m + (1 - beta1) * grad
-    v = beta2 * v + (1 - beta2) * grad**power
+    m = mix(beta1)[0] * m + mix(beta1)[1] * grad
+    v = mix(beta2)[0] * v + mix(beta2)[1] * grad**power
     t = step + late
     mean = m / (1 - beta1**t) if correct[0] else m
     square = v / (1 - beta2**t) if correct[1] else v
@@ -77,9 +77,9 @@ def _first_step(*grads: float) -> Case:
     return zero, grad, zero, zero, 1, 0.1
 
 
-def _swapped(w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float) -> tuple[Tensor, ...]:
-    w, m, v = adam_step(w, g, m, v, t, lr)
-    return w, v, m
+def _returned(*case: Any, swap: bool) -> tuple[Tensor, ...]:
+    (w, m, v), t = adam_step(*case), case[4]
+    return (w, v, m) if swap else (w, m / (1 - 0.9**t), v / (1 - 0.98**t))
 
 
 ADAM_STEP: Final = Exercise(
@@ -90,15 +90,28 @@ ADAM_STEP: Final = Exercise(
         "bias correction missing: divide by 1 − βᵗ": partial(adam_step, correct=(0, 0)),
         "bias correction of the mean missing": partial(adam_step, correct=(0, 1)),
         "bias correction of the squares missing": partial(adam_step, correct=(1, 0)),
+        "1 − β in the bias correction: divide by 1 − βᵗ, which grows with the step":
+            lambda w, g, m, v, t, lr: adam_step(w, g, m, v, 1, lr),
         "off by one: the first step is number 1": partial(adam_step, late=1),
+        "the step counted from 0, where the correction divides by zero: the first has number 1":
+            partial(adam_step, late=-1),
+        "β₂ 0.999 and ε 1e-8 as in PyTorch; in the paper they are 0.98 and 1e-9":
+            partial(adam_step, beta2=0.999, eps=1e-8),
         "β₂ is 0.98 in the paper, not 0.999": partial(adam_step, beta2=0.999),
         "β₁ and β₂ swapped": partial(adam_step, beta1=0.98, beta2=0.9),
-        "ε is 1e-9 in the paper, not 1e-8": partial(adam_step, eps=1e-8),
+        "β and 1 − β swapped": partial(adam_step, mix=lambda beta: (1 - beta, beta)),
+        "1 − β missing before the gradient": partial(adam_step, mix=lambda beta: (beta, 1)),
+        **{f"ε is 1e-9 in the paper, not {eps:g}": partial(adam_step, eps=eps)
+           for eps in (1e-8, 1e-6, 0)},
         "ε inside the root": partial(adam_step, inside=True),
+        "ε inside the root, and 1e-8": partial(adam_step, inside=True, eps=1e-8),
+        "ε added before the bias correction of the squares":
+            lambda *a: adam_step(*a, eps=1e-9 / (1 - 0.98 ** a[4]) ** 0.5),
         "root missing: divide by the root of the squares": partial(adam_step, root=False),
         "the gradient is not squared": partial(adam_step, power=1),
         "sign: a step goes against the gradient": partial(adam_step, sign=1),
-        "m and v returned in the wrong order": _swapped,
+        "m and v returned in the wrong order": partial(_returned, swap=True),
+        "m and v returned corrected, but this step alone is": partial(_returned, swap=False),
     },
     tolerance=1e-8,
 )  # fmt: skip
@@ -121,7 +134,8 @@ def _wrong_sum(gold: Tensor, vocab: int, epsilon: float, pad: int, *, divide: bo
 
 def _smoothing_case(draw: Draw) -> Case:
     vocab = draw.integer(4, 7)
-    return draw.integers(0, vocab - 1, draw.integer(1, 5)), vocab, 0.05 * draw.integer(1, 8), 0
+    gold, pad = draw.integers(0, vocab - 1, draw.integer(1, 5)), draw.integer(0, 3)
+    return gold, vocab, 0.05 * draw.integer(1, 8), pad
 
 
 LABEL_SMOOTHING: Final = Exercise(
@@ -134,8 +148,7 @@ LABEL_SMOOTHING: Final = Exercise(
             partial(smoothed, variant="others"),
         "ε spread over all but the right token and padding, as in The Annotated Transformer":
             partial(smoothed, variant="article"),
-        "the right token gets 1 − ε and no share of ε: the sum is below 1":
-            partial(_wrong_sum, divide=True),
+        "the right token gets no share of ε: the sum is below 1": partial(_wrong_sum, divide=True),
         "padding rows not zero: a padding token counts for nothing":
             lambda gold, vocab, eps, pad: smoothed(gold, vocab, eps, -1),
         "ε is not divided among the tokens": partial(_wrong_sum, divide=False),
@@ -196,30 +209,19 @@ def _running(states: Sequence[State]) -> dict[str, Tensor]:
     return mean
 
 
-def _median(states: Sequence[State]) -> dict[str, Tensor]:
-    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-    return {name: x.median(0).values for name, x in stacked.items()}
-
-
 AVERAGE_CHECKPOINTS: Final = Exercise(
     average_checkpoints,
     [([{"w": torch.tensor([1.0, 2.0]).double()}, {"w": torch.tensor([3.0, 6.0]).double()}],),
      _states_case(Draw(1)), _states_case(Draw(2))],
     _states_case,
     {
-        "sum, not mean: divide by the number of checkpoints":
-            lambda states: _scaled(states, len(states)),
+        "sum: divide by the number of checkpoints": lambda states: _scaled(states, len(states)),
         "the last checkpoint alone": lambda states: dict(states[-1]),
-        "off by one: the first checkpoint is left out":
-            lambda states: average_checkpoints(states[1:]),
-        "off by one: the last checkpoint is left out":
-            lambda states: average_checkpoints(states[:-1]),
-        "halved repeatedly: the later checkpoints weigh more": _running,
-        "median, not mean": _median,
+        "off by one: the first one is left out": lambda states: average_checkpoints(states[1:]),
+        "off by one: the last one is left out": lambda states: average_checkpoints(states[:-1]),
+        "halved repeatedly: later ones weigh more": _running,
         "divided by one less than the number of checkpoints":
             lambda states: _scaled(states, len(states) / max(1, len(states) - 1)),
-        "divided by the root of the number of checkpoints":
-            lambda states: _scaled(states, math.sqrt(len(states))),
     },
 )  # fmt: skip
 
@@ -238,13 +240,11 @@ AVERAGE_LAST: Final = Exercise(
         "all checkpoints, not the last k": lambda states, k: average_checkpoints(states),
         "the last checkpoint alone": lambda states, k: dict(states[-1]),
         "off by one: k + 1 checkpoints": lambda states, k: average_last(states, k + 1),
-        "off by one: the last checkpoint is left out":
-            lambda states, k: average_last(states[:-1], k),
-        "sum, not mean: divide by the number of checkpoints":
+        "off by one: the last one is left out": lambda states, k: average_last(states[:-1], k),
+        "sum: divide by the number of checkpoints":
             lambda states, k: _scaled(states[-k:], min(k, len(states))),
         "divided by k even if there are fewer checkpoints":
             lambda states, k: _scaled(states[-k:], min(k, len(states)) / k),
-        "halved repeatedly: the later checkpoints weigh more":
-            lambda states, k: _running(states[-k:]),
+        "halved repeatedly: later ones weigh more": lambda states, k: _running(states[-k:]),
     },
 )  # fmt: skip

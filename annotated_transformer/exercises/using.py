@@ -34,8 +34,7 @@ NUCLEUS: Final = Exercise(
                   draw.random.choice([0.05, 0.3, 0.5, 0.8, 0.95])),
     {
         "the token that crosses p is left out: they sum to at least p": partial(nucleus, own=1),
-        "the token that crosses p is left out, even if it is the only one":
-            partial(nucleus, own=1, least=0),
+        "the token that crosses p is left out, even the only one": partial(nucleus, own=1, least=0),
         "not renormalized: divide by the sum of what is kept":
             lambda x, p: x.detach().masked_fill(nucleus(x, p).isinf(), -math.inf),
         "the mask is in the order of the sorted tokens": partial(nucleus, back=False),

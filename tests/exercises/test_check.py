@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from annotated_transformer.exercises import check, find, machinery
+from annotated_transformer.exercises.calls import call
 from annotated_transformer.exercises.declare import brief, size
 from annotated_transformer.exercises.show import draw_examples
 from annotated_transformer.model.architecture import LayerNorm
@@ -86,6 +87,25 @@ def test_one_of_two_slips_is_named() -> None:
     assert "likely mistake: scale missing" in message("attention", slipping)
     nothing = message("attention", lambda q, k, v, mask=None: (q.sum() + 0 * v.sum()) * q)
     assert "likely mistake" not in nothing
+
+
+def test_a_long_list_of_mistakes_is_left_through_the_first_other_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the name of the last one is found within the time for it."""
+    exercise = find("adam_step")
+    known, wrong = list(exercise.mistakes.items())[-1]
+    calls = 0
+
+    def counted(*given: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return call(*given, **options)
+
+    monkeypatch.setattr(machinery, "call", counted)
+    result, trial = machinery.run("adam_step", exercise, wrong)
+    assert result.mistake == known
+    assert calls < 3 * len(trial.tried) + 4 * len(exercise.mistakes)
 
 
 def test_a_root_in_float32_is_no_mistake() -> None:

@@ -7,6 +7,7 @@ import itertools
 import math
 import tempfile
 from bisect import bisect_right
+from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +27,8 @@ from annotated_transformer.exercises import NAMES, find
 from annotated_transformer.exercises.machinery import run
 from annotated_transformer.fast.decoding import attend_once
 from annotated_transformer.fast.sampling import Sampling
-from annotated_transformer.model.architecture import EncoderLayer
-from annotated_transformer.model.feed_forward import PositionwiseFeedForward
-from annotated_transformer.model.multi_head import MultiHeadedAttention
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.multi_head import split_heads
 from annotated_transformer.model.transformer import ModelConfig, build_model, count_parameters
 from annotated_transformer.serving.batching import Batcher, Job
 from annotated_transformer.serving.requests import Limits
@@ -133,10 +133,25 @@ def interval_by_library(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
     return d.mean() + ends * t * (d.var() / len(d)).sqrt()
 
 
-def parameters_by_counting(d_model: int, d_ff: int) -> int:
-    with torch.device("meta"):
-        parts = MultiHeadedAttention(1, d_model), PositionwiseFeedForward(d_model, d_ff)
-        return sum(p.numel() for p in EncoderLayer(d_model, *parts, 0.1).parameters())
+def narrow_by_library(
+    x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, h: int
+) -> Tensor:
+    q, k, v = ((x @ w).unflatten(-1, (h, -1)).transpose(1, 2) for w in (w_q, w_k, w_v))
+    return sdpa(q, k, v).transpose(1, 2).flatten(2) @ w_o
+
+
+def map_of_package(x: Tensor, w_q: Tensor, w_k: Tensor, h: int, head: int) -> Tensor:
+    q, k = (split_heads((x @ w).unsqueeze(0), h)[:, head] for w in (w_q, w_k))
+    return attention(q, k, k)[1][0]
+
+
+def model_by_reduction(
+    src: Tensor, tgt: Tensor, pad: int, embed: Any, encoder: Any, decoder: Any, generate: Any
+) -> Any:
+    seen, known = (x.ne(pad)[:, None] for x in (src, tgt))
+    known = known & ~torch.ones(tgt.size(1), tgt.size(1)).triu(1).bool()
+    memory = reduce(lambda x, layer: layer(x, seen), encoder, embed(src))
+    return generate(reduce(lambda y, layer: layer(y, memory, seen, known), decoder, embed(tgt)))
 
 
 def picked_by_indices(scores: Tensor, log_probs: Tensor, beam: int) -> list[Tensor]:
@@ -280,8 +295,10 @@ OTHERS: list[tuple[str, Any]] = [
     ("attention", sdpa),
     ("layer_norm", norm_by_library),
     ("layer_norm", nn.LayerNorm),
-    ("layer_parameters", parameters_by_counting),
     ("multi_head_attention", heads_one_by_one),
+    ("narrow_heads", narrow_by_library),
+    ("head_map", map_of_package),
+    ("encoder_decoder", model_by_reduction),
     ("sinusoid", waves_by_logarithm),
     ("scaled_embedding", lambda x, table: F.embedding(x, table * table.size(1) ** 0.5)),
     ("split_heads", lambda x, h: torch.stack(x.chunk(h, -1), 1)),
@@ -326,6 +343,64 @@ OTHERS: list[tuple[str, Any]] = [
 def test_what_is_right_passes_in_other_words(name: str, yours: Any) -> None:
     result, _ = run(name, find(name), yours)
     assert result.passed, result.message
+
+
+def search_aside(step: Any, start: int, end: int, beam: int, max_len: int, places: str) -> Any:
+    """Set finished hypotheses aside, which the exercise forbids, and return the best of all."""
+    hypotheses: list[tuple[float, list[int]]] = [(0.0, [start])]
+    done: list[tuple[float, list[int]]] = []
+    for _ in range(max_len - 1):
+        new = [(score + float(p), [*tokens, token]) for score, tokens in hypotheses
+               for token, p in enumerate(step(tokens))]  # fmt: skip
+        hypotheses = []
+        for one in sorted(new, reverse=True):
+            if len(hypotheses) + (len(done) if places == "lost" else 0) < beam:
+                (done if one[1][-1] == end else hypotheses).append(one)
+    return max([*done, *hypotheses])[1]
+
+
+def from_the_right(word: str, merges: list[tuple[str, str]]) -> list[str]:
+    symbols = list(word)
+    for pair in merges:
+        for i in range(len(symbols) - 2, -1, -1):
+            if tuple(symbols[i : i + 2]) == pair:
+                symbols[i : i + 2] = ["".join(pair)]
+    return symbols
+
+
+def precision_of_sets(hypothesis: list[str], reference: list[str], n: int) -> tuple[int, int]:
+    h, r = (
+        collections.Counter(tuple(sorted(words[i : i + n])) for i in range(len(words) - n + 1))
+        for words in (hypothesis, reference)
+    )
+    return sum((h & r).values()), sum(h.values())
+
+
+def once_each_target(pairs: list[tuple[str, str]], most: int, ratio: float) -> list[Any]:
+    kept = find("clean_pairs").reference(pairs, most, ratio)
+    return list({target: (source, target) for source, target in reversed(kept)}.values())[::-1]
+
+
+def fixed(name: str, place: int, value: int) -> tuple[str, Any]:
+    """Return an answer that takes a constant for one of its arguments."""
+    return name, lambda *case: find(name).reference(*case[:place], value, *case[place + 1 :])
+
+
+WRONG: list[tuple[str, Any]] = [
+    *(("beam_search", partial(search_aside, places=places)) for places in ("kept", "lost")),
+    *(fixed(name, *one) for name in ("greedy_decode", "beam_search") for one in ((1, 1), (2, 2))),
+    fixed("token_loss", 1, 0),
+    fixed("label_smoothing", 3, 0),
+    ("bpe_encode", from_the_right),
+    ("ngram_precision", precision_of_sets),
+    ("clean_pairs", once_each_target),
+]
+
+
+@pytest.mark.parametrize(("name", "yours"), WRONG)
+def test_what_is_wrong_in_few_cases_is_refused(name: str, yours: Any) -> None:
+    result, _ = run(name, find(name), yours)
+    assert not result.passed
 
 
 def test_batches_are_those_of_the_package() -> None:
