@@ -1,9 +1,10 @@
-"""Every name of *The Annotated Transformer* (2018, 2022), with its signature and its defaults.
+"""The names of *The Annotated Transformer*, with its signatures and its defaults.
 
-Code written for it runs once its imports are changed to this module. Unlike the rest of the
-package, which follows the paper, this module follows that article: pre-norm layers with the sample
-standard deviation, dropout of attention weights and hidden units, and no shared matrices. Where the
-two editions use the same name differently, both ways of calling it work.
+Code written for it runs once its imports are changed to this module: all of 2018, and of 2022 the
+model, batches, training and decoding, without its scripts for Multi30k and its figures. Unlike the
+rest of the package, which follows the paper, this module follows that article: pre-norm layers with
+the sample deviation, dropout of attention weights and hidden units, and no shared matrices. Where
+the two editions use the same name differently, both ways of calling it work.
 """
 
 import copy
@@ -271,8 +272,9 @@ class SimpleLossCompute:
     """The loss of a batch, summed over its tokens; with ``opt`` (2018) it also updates.
 
     Call it with the model's output ``x``, the gold tokens ``y`` and the number of tokens ``norm``.
-    If constructed with three arguments, as in 2018, it returns the sum; with two, as in 2022, the
-    sum and the mean to call ``backward`` on.
+    If constructed with three arguments, as in 2018, it returns the sum (with None as the third it
+    computes no gradient, unlike 2018's); with two, as in 2022, the sum and the mean to call
+    ``backward`` on.
     """
 
     def __init__(self, generator: nn.Module, criterion: nn.Module, opt: Any = _GIVEN) -> None:

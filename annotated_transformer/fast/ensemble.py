@@ -1,7 +1,5 @@
 """Several models that decode together: at each step, the mean of their probabilities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import cast

@@ -156,7 +156,7 @@ def accumulate_gradients(
             value, nll = loss(model, batch, smoothing, tokens)
             (value * factor).backward()
         sums = sums.to(value.device) + torch.stack([value.detach().to(nll.dtype), nll])
-    total, nll_sum = world.sum(*sums.tolist())  # the one place that waits for the device
+    total, nll_sum = world.sum(*sums.tolist())  # waits for the device
     if not (math.isfinite(total) and math.isfinite(nll_sum)):
         model.zero_grad()
         raise NonFiniteError(total, math.nan, tokens)
