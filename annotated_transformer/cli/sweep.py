@@ -67,7 +67,7 @@ class SweepError(ValueError):
 
 
 def run(command: Sweep) -> int:
-    """Say the plan, train what the record does not have yet, and print the table."""
+    """Log the plan, train what the record does not have yet, and print the table."""
     grid = chosen(command)
     folder = command.out or Path("runs") / grid.name
     path = command.record or folder / f"{grid.name}.json"

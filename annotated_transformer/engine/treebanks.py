@@ -1,6 +1,5 @@
 """Treebanks as parallel text: a sentence, and its tree as a sequence of symbols (§6.3)."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from textwrap import shorten
 
 from annotated_transformer.data.archives import locate
-from annotated_transformer.data.corpora import SOURCES, ParallelText
+from annotated_transformer.data.corpora import SOURCES, ParallelText, text_of_lines
 from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
@@ -75,11 +74,7 @@ def load_treebank(
         trees = [read_trees(pair.tree)[0] for pair in grammar_pairs(split, size)]
         origin = "written by the grammar, seed 0"
     source, target = zip(*map(tree_lines, trees), strict=True)
-    checksums = tuple(
-        (f"{split}.{language}", hashlib.sha256("\n".join(side).encode()).hexdigest())
-        for language, side in zip(LANGUAGES, (source, target), strict=True)
-    )
-    text = ParallelText(name, split, LANGUAGES, source, target, origin, checksums)
+    text = text_of_lines(source, target, LANGUAGES, name=name, split=split, origin=origin)
     return text if size is None else text.head(size)
 
 
