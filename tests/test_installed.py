@@ -201,7 +201,7 @@ def test_fine_tunes(newcomer: Installed, trained: Done) -> None:
 def test_stops_early_and_decodes_with_two(newcomer: Installed, trained: Done) -> None:
     patient = "--eval-bleu --best-metric bleu --patience 1 --updates 400 --seed 1 --out two"
     done = newcomer.run(f"{TINY} {patient}")
-    assert re.search(r"stopped after update \d+: 1 validations without a better bleu", done.err)
+    assert re.search(r"stopped after update \d+: 1 validation without a better BLEU", done.err)
     assert '"valid_bleu"' in "".join(newcomer.lines("two/log.jsonl"))
     done = newcomer.run("translate one in.de --ensemble two -o out.en")
     assert (done.out, len(newcomer.lines("out.en"))) == ("", 3)
@@ -239,7 +239,7 @@ def test_plots_and_averages(newcomer: Installed, trained: Done) -> None:
 )
 def test_exports(newcomer: Installed, trained: Done, to: str, weights: str) -> None:
     assert newcomer.run(f"export one {to} --to {to}").err.startswith(f"wrote {to}; {to}/README.md")
-    assert "# A Transformer from de to en and back" in newcomer.lines(f"{to}/README.md")
+    assert "# A Transformer from de to en" in newcomer.lines(f"{to}/README.md")
     assert len(newcomer.bytes(f"{to}/{weights}")) > 4 * 10_000  # numbers, four bytes each
 
 

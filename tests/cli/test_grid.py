@@ -144,7 +144,7 @@ def test_a_sweep_trains_what_is_missing(
 @pytest.mark.parametrize(
     ("odd", "what"),
     [
-        ({"heads": 3}, "d_model=8 is not a multiple of h=3"),  # before the first run begins
+        ({"heads": 3}, "--d-model 8 is not a multiple of --heads 3"),  # before the first run begins
         ({"max_tokens": 2}, "row odd, seed 0 failed; see "),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_rank_without_its_world_is_told(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     line = fails(capsys, "train", *SIZES.split(), *texts, "--out", tmp_path / "run")
-    assert "RANK is set but WORLD_SIZE" in line
+    assert "RANK is set, but not WORLD_SIZE" in line
 
 
 def test_own_files_need_no_corpus(texts: list[str], tmp_path: Path) -> None:

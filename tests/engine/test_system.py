@@ -27,7 +27,7 @@ def test_sizes_follow_the_options() -> None:
     expected = ModelConfig(**{names.get(name, name): value for name, value in sizes.items()})
     assert model_config(options, True) == model_config(options, False) == expected
     assert model_config(options.replace(tie=None), False) == replace(expected, tie="target")
-    with pytest.raises(UsageError, match="d_model=96 is not a multiple of h=5"):
+    with pytest.raises(UsageError, match="--d-model 96 is not a multiple of --heads 5"):
         model_config(options.replace(heads=5, d_k=None), True)
 
 

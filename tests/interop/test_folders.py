@@ -13,6 +13,7 @@ from annotated_transformer.engine.system import System
 from annotated_transformer.interop.ctranslate2 import export_ctranslate2
 from annotated_transformer.interop.folders import (
     ExportError,
+    card,
     check_heads,
     check_out,
     portable_tokenizer,
@@ -22,6 +23,7 @@ from annotated_transformer.interop.folders import (
 from annotated_transformer.interop.huggingface import export_huggingface
 from annotated_transformer.interop.onnx import export_onnx
 from annotated_transformer.model.transformer import PRESETS
+from annotated_transformer.pretrained import load_pretrained
 from annotated_transformer.translation.tokenizers import BPETokenizer, WordTokenizer
 from tests.interop import small as ours
 
@@ -160,3 +162,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (tmp_path / "late").write_text("came meanwhile")
     (tmp_path / "late").unlink()  # still the file
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_card_of_the_packages_model_says_that_it_translates_both_ways() -> None:
+    system = load_pretrained().system
+    title = "# A Transformer from de to en"
+    assert f"{title} and back\n" in card(system, None, "", "")
+    assert f"{title}\n" in card(dataclasses.replace(system, training={}), None, "", "")
