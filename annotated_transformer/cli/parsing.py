@@ -316,7 +316,8 @@ def plain_error(text: str) -> str:
     for pattern, ours in PLAIN:
         text = re.sub(f"^{pattern}$", ours, text)
     if choices:
-        names = [each for each in choices[1].replace("'", "").split(", ") if each != "None"]
+        every = choices[1].replace("'", "").split(", ")
+        names = sorted({*every} - {"None"}) if "None" in every else every  # tyro's is then a set
         text = text.replace("is no choice", f"choose among {', '.join(names)}")
     return text
 

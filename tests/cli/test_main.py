@@ -64,7 +64,7 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("trian", "trian"),
         ("--hlep", "--hlep: there is no such option before a command; did you mean --help?"),
         ("train --preset huge", "--preset huge: choose among tiny, base, big; see "),
-        ("train --tie x", "--tie x: choose among all, target, none; see "),
+        ("train --tie x", "--tie x: choose among all, none, target; see "),
         ("train --layers many", "--layers many: must be a whole number; see "),
         ("serve --port 1.5", "--port 1.5: must be a whole number; see "),
         ("train --dropout much", "--dropout much: must be a number; see "),
