@@ -82,6 +82,8 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("translate --gpu", "--gpu: there is no such option; did you mean --device? see "),
         ("train --max-epochs 3", "--max-epochs: there is no such option; did you mean --updates?"),
         ("train --warmup-steps 3", "did you mean --warmup? see "),
+        ("train --random-seed 1", "did you mean --seed? see "),
+        ("train --early-stopping-patience 3", "did you mean --patience? see "),
         ("train --resume", ": --resume: there is no such option; see "),
         ("translate --model m", ": --model: there is no such option; see "),
         ("translate --quiet=yes", "--quiet: takes no value; leave out =yes"),
