@@ -73,6 +73,7 @@ class Claim:
     parts: tuple[Part, ...]
     command: str = ""
     needs: str = ""
+    definition: bool = False  # of a layer, or a setting: the check tests our code, not the paper
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ def render(app: Sphinx, docname: str) -> Iterator[nodes.Node]:
     claims = load_claims()
     cells = [cell for _, found in sorted(CELLS.by_page(app.env).items()) for cell in found]
     board = {key: settle(claim, cells) for key, claim in claims.items()}
-    yield summary(board)
+    yield summary(claims, board)
     for prefix, heading in SECTIONS.items():
         rows = [claims[key] for key in claims if key.split(".")[0] == prefix]
         if rows:
@@ -270,15 +271,18 @@ def plural(status: str) -> str:
     return status.replace("does not", "do not").replace("holds", "hold")
 
 
-def summary(board: dict[str, list[Verdict]]) -> nodes.Node:
-    """Return a sentence with the counts."""
+def summary(claims: dict[str, Claim], board: dict[str, list[Verdict]]) -> nodes.Node:
+    """Return a paragraph with the counts."""
     counts = summarise(board)
     words = [
         f"{counts[status]} {status if counts[status] == 1 else plural(status)}"
         for status in (*STATUSES[:3], FAILS_AT_OUR_SCALE, FAILS, "settled in part", OPEN)
         if counts[status] or status in (HOLDS, OPEN)
     ]
+    defined = [key for key, claim in claims.items() if claim.definition]
     text = f"Of {len(board)} claims: {', '.join(words)}."
+    text += f" Of these, {len(defined)} state definitions or settings, which our code implements"
+    text += " as printed."
     return nodes.paragraph("", "", nodes.strong("", text), classes=["summary"])
 
 
@@ -289,7 +293,8 @@ def row_of(
     target = nodes.target("", "", ids=[f"score-{claim.id.replace('.', '-').lower()}"])
     name = nodes.paragraph("", "", target, nodes.strong("", claim.id))
     statement = nodes.paragraph("", "", *inline(claim.claim))
-    statement += nodes.inline("", f" (§\u00a0{claim.section})", classes=["section"])
+    kind = "; a definition" if claim.definition else ""
+    statement += nodes.inline("", f" (§\u00a0{claim.section}{kind})", classes=["section"])
     checks: list[nodes.Node] = []
     states: list[nodes.Node] = []
     for verdict in verdicts:
