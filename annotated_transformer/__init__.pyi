@@ -1,7 +1,16 @@
 """The names of the package's top with their types: they are loaded when they are asked for."""
 
+from annotated_transformer.data.corpora import (
+    text_of_lines as text_of_lines,
+)
 from annotated_transformer.engine.checkpoints import (
     load_system as load_system,
+)
+from annotated_transformer.engine.checkpoints import (
+    save_system as save_system,
+)
+from annotated_transformer.engine.config import (
+    load_recipe as load_recipe,
 )
 from annotated_transformer.engine.scoring import (
     score_pairs as score_pairs,
@@ -17,6 +26,9 @@ from annotated_transformer.engine.system import (
 )
 from annotated_transformer.engine.system import (
     translate_lines as translate_lines,
+)
+from annotated_transformer.engine.trainer import (
+    Trainer as Trainer,
 )
 from annotated_transformer.fast.sampling import (
     Sampling as Sampling,

@@ -1,7 +1,5 @@
 """Trees drawn as text for a terminal, and as SVG for a page, in the colour of the page's text."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ class Node(Protocol):
         """The name of the constituent."""
 
     @property
-    def children(self) -> Sequence[Node | str]:
+    def children(self) -> "Sequence[Node | str]":
         """Its parts."""
 
 
@@ -48,7 +46,7 @@ class Placed:
     text: str
     x: float
     y: float
-    parts: list[Placed]
+    parts: "list[Placed]"
     word: bool = False
 
 

@@ -1,8 +1,6 @@
 # Written from book/background/recurrent.md: edit the chapter instead.
 """Recurrent networks (RNN, LSTM, GRU) and a language model made of them (section 1)."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

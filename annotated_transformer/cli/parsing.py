@@ -145,7 +145,7 @@ def completion(words: Sequence[str]) -> str:
     box = io.StringIO()
     with contextlib.redirect_stdout(box), contextlib.suppress(SystemExit):
         tyro.cli(union, args=words, prog=NAME, config=config)
-    return box.getvalue()
+    return box.getvalue().replace("complete -F", "complete -o default -F")  # else files
 
 
 def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -196,10 +196,12 @@ def suggestion(word: str, known: Collection[str]) -> str:
     same = load_json(Path(__file__).with_name("synonyms.json"))  # what other programs call it
     ours = {x.strip("-"): name for name in same.keys() & known for x in same[name].split()} | own
     bare = word.strip("-")
+    if f"--{bare}" in same[""].split():  # nothing here is like it
+        return ""
     begun = [name for name in own if name.startswith(bare) or bare.startswith(f"{name}-")]
     sure = [bare] if bare in ours else begun if len(begun) == 1 else []
-    sure = sure or [name for name in ours if sorted(name) == sorted(bare)]  # letters swapped
-    found = sure or difflib.get_close_matches(bare, ours, 1, 0.76)
+    swaps = {f"{bare[:i]}{bare[i + 1]}{bare[i]}{bare[i + 2 :]}" for i in range(len(bare) - 1)}
+    found = sure or [*swaps & ours.keys()] or difflib.get_close_matches(bare, ours, 1, 0.75)
     return f"did you mean {ours[found[0]]}? " if found else ""
 
 

@@ -1,7 +1,5 @@
 """``sweep``: a grid of runs, several side by side, with one record for all of them."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json
@@ -199,7 +197,7 @@ def estimate(
     return fmean(pace) * sum(cost(each) for _, _, each in left)
 
 
-def processes() -> SpawnContext | ForkServerContext:
+def processes() -> "SpawnContext | ForkServerContext":
     """Return how runs are started: on Linux by one process that has loaded the libraries."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")

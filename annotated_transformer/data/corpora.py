@@ -1,7 +1,5 @@
 """Parallel text from files, from known corpora on the network, and from the grammar."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import json
@@ -52,7 +50,7 @@ class ParallelText:
         """Iterate over the pairs."""
         return iter(zip(self.source, self.target, strict=True))
 
-    def head(self, size: int) -> ParallelText:
+    def head(self, size: int) -> "ParallelText":
         """Return the first ``size`` pairs, without the record of dropped lines."""
         return replace(self, source=self.source[:size], target=self.target[:size], blank=())
 

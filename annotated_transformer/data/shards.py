@@ -1,7 +1,5 @@
 """Sentence pairs as token ids, in memory or in memory-mapped files larger than memory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -85,7 +83,7 @@ class Shard:
     offsets: Array
 
     @classmethod
-    def open(cls, path: str | Path) -> Shard:
+    def open(cls, path: str | Path) -> "Shard":
         """Map a file, without keeping it open.
 
         Raises:
@@ -142,13 +140,13 @@ class TokenPairs:
     @classmethod
     def from_lists(
         cls, sources: Sequence[Row], targets: Sequence[Row], lines: Sequence[int] = ()
-    ) -> TokenPairs:
+    ) -> "TokenPairs":
         """Hold pairs in memory, with 4 bytes per token."""
         rows = [row for pair in zip(sources, targets, strict=True) for row in pair]
         return cls([_flatten(rows, np.int32)], lines)
 
     @classmethod
-    def from_shards(cls, shards: Sequence[Shard], *, verify: bool = False) -> TokenPairs:
+    def from_shards(cls, shards: Sequence[Shard], *, verify: bool = False) -> "TokenPairs":
         """Read pairs from disk.
 
         Args:

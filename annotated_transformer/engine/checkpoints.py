@@ -1,5 +1,6 @@
 """Systems and runs on disk, written atomically with digests; loading never executes code."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -197,9 +198,11 @@ def _load_description(folder: Path) -> System:
     """Load the configuration and tokenizers; the model has random weights."""
     path = folder / "config.json"
     data = load_object(path)
-    if data.get("format") != FORMAT:
+    if "format" not in data:
+        raise CheckpointError(f"{path}: is of another program, or an export; give a run's folder")
+    if data["format"] != FORMAT:
         raise CheckpointError(
-            f"{folder}: was written in format {data.get('format')!r}, but this version reads "
+            f"{folder}: was written in format {data['format']!r}, but this version reads "
             f"format {FORMAT}; use the version that wrote it, or train again in another folder"
         )
     try:
@@ -316,7 +319,7 @@ def average_system(
         folder: The run's folder.
         last: Number of snapshots; all of them by default.
         measure: Computes ``valid_loss``, and ``valid_bleu`` if that is to be compared. Without it
-            the mean is never the default choice.
+            the mean is no default choice, unless it is there already and was measured.
 
     Raises:
         CheckpointError: There are fewer snapshots, or one is damaged or of other tokenizers.
@@ -335,9 +338,15 @@ def average_system(
     check_fingerprint(system, data, paths[-1])
     load_weights(system.model, tensors, paths[-1])
     header: dict[str, Any] = {"checkpoints": [path.stem for path in paths]}
+    target = Path(folder) / AVERAGED
     if measure is not None:
         header.update(measure(system))
-    save_weights(system, Path(folder) / AVERAGED, **header)
+    elif target.exists():
+        with contextlib.suppress(CheckpointError):  # it may be this mean, and measured
+            found = load_tensors(target, verify=False)[1]
+            if found.get("checkpoints") == header["checkpoints"]:
+                header |= {key: found[key] for key in found if key.startswith("valid_")}
+    save_weights(system, target, **header)
     return system
 
 

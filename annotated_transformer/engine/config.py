@@ -1,7 +1,5 @@
 """The options of a run in four groups, their limits, and recipes. Does not import PyTorch."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -174,7 +172,7 @@ class Options:
     optim: OptimOptions = field(default_factory=OptimOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
-    def replace(self, **changes: Any) -> Options:
+    def replace(self, **changes: Any) -> "Options":
         """Return a copy with some fields changed, in whichever group they are.
 
         Raises:

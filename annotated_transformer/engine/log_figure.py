@@ -1,7 +1,5 @@
 """The log of a run as a figure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ def _points(rows: Rows, key: str) -> tuple[list[float], list[float]]:
     return [row["update"] for row in having], [row[key] for row in having]
 
 
-def log_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> Figure:
+def log_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> "Figure":
     """Plot the loss, learning rate and speed of a run over its updates.
 
     Args:

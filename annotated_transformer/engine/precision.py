@@ -1,7 +1,5 @@
 """The precision of a run, and the loss computed in it, optionally compiled."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable
@@ -83,7 +81,7 @@ class Precision:
         self.scale = DynamicLossScale() if name == "float16" else None
 
     @classmethod
-    def nearest(cls, name: Name, device: torch.device) -> Precision:
+    def nearest(cls, name: Name, device: torch.device) -> "Precision":
         """Return this precision, or float32 with a warning if the device does not support it."""
         try:
             return cls(name, device)

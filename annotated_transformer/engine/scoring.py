@@ -16,6 +16,7 @@ from annotated_transformer.fast.model import FastModel, can_accelerate
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.notation import EOS
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
+from annotated_transformer.training.loop import evaluating
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,14 @@ def score_tokens(
     """Return the log-probability of each target token and of the end symbol after them.
 
     Args:
-        model: In evaluation mode.
+        model: Is in evaluation mode meanwhile.
         sources: Tokens of each sentence, without special symbols.
         targets: Tokens of each translation, without special symbols.
     """
     device = next(model.parameters()).device
     batch = make_batch([list(s) for s in sources], [list(t) for t in targets]).to(device)
-    found = _log_probs(model, batch).double().tolist()
+    with evaluating(model):
+        found = _log_probs(model, batch).double().tolist()
     return [row[: len(target) + 1] for row, target in zip(found, targets, strict=True)]
 
 
@@ -116,7 +118,7 @@ def _log_probs(model: EncoderDecoder, batch: Batch) -> Tensor:
         return mean_probability([_log_probs(each, batch) for each in model.members])
     keep = batch.tgt_y != batch.pad
     wanted = batch.tgt_y[keep].unsqueeze(1)
-    if can_accelerate(model) and not any(module.training for module in model.modules()):
+    if can_accelerate(model):
         rows = FastModel(model).eval()(batch.src, batch.tgt, batch.src != batch.pad, keep)
     else:
         rows = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)[keep]

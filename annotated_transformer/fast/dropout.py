@@ -1,7 +1,5 @@
 """Dropout with masks that are cheap to generate on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -1,7 +1,5 @@
 """Decoding in 16 or 8 bits: a step reads every weight, and reads half or a quarter as much."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache
 from timeit import repeat

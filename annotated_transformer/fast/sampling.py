@@ -131,7 +131,7 @@ def sample(
     """Draw one output for each source; its score is its log-probability.
 
     Args:
-        model: In evaluation mode.
+        model: Is in evaluation mode meanwhile.
         sources: Tokens of each sentence, without special symbols.
         sampling: How to draw.
         max_len: Most tokens of an output, apart from the limits by ``extra`` and positions.

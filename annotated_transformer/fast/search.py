@@ -1,7 +1,5 @@
 """Greedy and beam search with the fast layer: KV caches, and top-k over chunks of logits."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

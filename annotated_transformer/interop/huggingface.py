@@ -42,7 +42,8 @@ print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 """
 LOST = (
     "Beam search divides the log-probability by length^α, and not by ((5 + length) / 6)^α as the "
-    "paper does; greedy decoding, the default here, is the same. The last token of the longest "
+    "paper does, and no output is limited to 50 tokens more than its source; other greedy outputs "
+    "are the same. The last token of the longest "
     "output allowed is always the end symbol."
 )
 

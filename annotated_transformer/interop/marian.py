@@ -57,6 +57,8 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
     path = folder / "config.json"
     try:
         data = load_json(path)
+        if isinstance(data, dict) and "model_type" not in data:
+            raise FileError(f"{path}: names no model_type; give the folder of a Marian checkpoint")
         config, vocabularies = _config_of(data, path)
         check_sizes(vars(config))
         weights = folder / "model.safetensors"

@@ -238,7 +238,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return data
 
 
-REMEDY = "reinstall annotated-transformer"
+REMEDY = "reinstall annotated-transformer, or open a system of your own by load_system"
 
 
 def damaged(path: str | Path, reason: object) -> PretrainedError:

@@ -1,8 +1,6 @@
 # Written from book/results/attention_maps.md: edit the chapter instead.
 """Attention weights captured, labelled, drawn and measured (section 4, appendix)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

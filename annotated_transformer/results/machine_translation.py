@@ -1,8 +1,6 @@
 # Written from book/results/machine_translation.md: edit the chapter instead.
 """Costs of training, and tables made from records (section 6.1)."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

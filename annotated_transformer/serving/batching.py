@@ -1,7 +1,5 @@
 """One thread owns the model: it translates in batches what arrives together."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -42,7 +40,7 @@ class Job:
     found: Future[Found] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
-    def can_batch_with(self, other: Job) -> bool:
+    def can_batch_with(self, other: "Job") -> bool:
         """Whether both can be in one batch."""
         same = (self.beam, self.alpha) == (other.beam, other.alpha)
         return same and not self.shown and not other.shown

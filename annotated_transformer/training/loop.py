@@ -190,7 +190,7 @@ def grad_norm(parameters: Iterable[nn.Parameter]) -> float:
 
 def update(
     model: nn.Module,
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     optimizer: torch.optim.Optimizer,
     schedule: LRScheduler | None = None,
     smoothing: float = 0.0,
@@ -210,6 +210,7 @@ def update(
         ValueError: There is no target token to learn from.
     """
     start, factor = time.perf_counter(), 1.0 if scale is None else scale.value
+    batches = list(batches)  # they are counted before they are used
     tokens = int(world.sum(sum(batch.ntokens for batch in batches))[0])
     if not tokens:
         raise ValueError("an update needs at least one target token")
@@ -236,7 +237,7 @@ def fit(
     accumulate: int = 1,
     loss: LossFunction = batch_loss,
 ) -> Iterator[Progress]:
-    """Train on ``batches``, yielding the :class:`Progress` of each update.
+    """Train on ``batches``: each item of this generator, when asked for, is one update's result.
 
     Args:
         model: Is set to training mode, and set to it again if the caller has left it.
@@ -255,6 +256,17 @@ def fit(
         yield update(model, group, optimizer, schedule, smoothing, loss=loss)
 
 
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and back into its own afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -271,14 +283,10 @@ def evaluate(
         loss: Computes the loss of a batch.
         world: The processes whose sums are added.
     """
-    training, start = model.training, time.perf_counter()
-    nll, tokens = torch.zeros(()), 0
-    model.eval()
-    try:
+    nll, tokens, start = torch.zeros(()), 0, time.perf_counter()
+    with evaluating(model):
         for batch in batches:
             found = loss(model, batch, 0.0, 1)[1]
             nll, tokens = nll.to(found.device) + found, tokens + batch.ntokens
-    finally:
-        model.train(training)
     nll_sum, total = world.sum(float(nll), tokens)
     return Progress(nll_sum, int(total), time.perf_counter() - start)

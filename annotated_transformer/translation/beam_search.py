@@ -12,7 +12,7 @@ from torch import Tensor
 
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.notation import SPECIAL_IDS, SpecialIds
-from annotated_transformer.training.loop import sum_type
+from annotated_transformer.training.loop import evaluating, sum_type
 from annotated_transformer.translation.greedy import (
     StartSteps,
     Steps,
@@ -220,5 +220,6 @@ def beam_search(
     src, mask = source_batch(sources, next(model.parameters()).device, special)
     limits = output_limits(model, sources, max_len, extra)
     now, done = _begin(limits, beam, alpha, src.device), _Done(limits, alpha, n_best, special)
-    _search(start(model, src, mask, beam), now, done, continuations)
+    with evaluating(model):
+        _search(start(model, src, mask, beam), now, done, continuations)
     return [found[:n_best] for found in done.found]

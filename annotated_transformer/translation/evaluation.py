@@ -1,8 +1,6 @@
 # Written from book/translation/evaluation.md: edit the chapter instead.
 """BLEU from its formula, the ways in which published scores are computed, and significance."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

@@ -14,6 +14,7 @@ from torch import Tensor
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
 from annotated_transformer.notation import SPECIAL_IDS, SpecialIds
+from annotated_transformer.training.loop import evaluating
 
 
 @torch.no_grad()
@@ -172,7 +173,7 @@ def greedy_search(
     """Translate token ids into token ids, one sentence independently of the others.
 
     Args:
-        model: In evaluation mode.
+        model: Is in evaluation mode meanwhile.
         sources: Tokens of each sentence, without special symbols; may be empty.
         max_len: Most tokens of an output, apart from the limits by ``extra`` and positions.
         extra: How many tokens an output may exceed its source by (§6.1).
@@ -186,7 +187,8 @@ def greedy_search(
         return []
     src, mask = source_batch(sources, next(model.parameters()).device, special)
     limits = torch.tensor(output_limits(model, sources, max_len, extra), device=src.device)
-    found = decode_greedily(start(model, src, mask, 1), limits, special)
+    with evaluating(model):
+        found = decode_greedily(start(model, src, mask, 1), limits, special)
     return [strip(row, special) for row in found.tolist()]
 
 

@@ -315,6 +315,7 @@ def test_bash_completes_commands_and_their_options(tmp_path: Path, capsys: Captu
     assert main(["--tyro-print-completion", "bash"]) == 0
     path = tmp_path / "script"
     path.write_text(capsys.readouterr().out)
+    assert "complete -o default -F _tyro" in path.read_text()  # where nothing is found, files are
     assert {"translate", "score", "diagnose", "train"} <= complete(path, "")
     assert complete(path, "diag") == {"diagnose"}
     assert {"--tokens", "--ensemble"} <= complete(path, "score", "--")

@@ -16,9 +16,11 @@ from annotated_transformer.data.files import write_atomically
 from annotated_transformer.engine import checkpoints
 from annotated_transformer.engine.checkpoints import (
     AVERAGED,
+    WEIGHTS,
     CheckpointError,
     average_system,
     average_weights,
+    best_weights,
     check_fingerprint,
     load_system,
     load_tensors,
@@ -290,6 +292,13 @@ def test_another_format_is_refused(version: object, tmp_path: Path) -> None:
     one_line(error, tmp_path)
 
 
+def test_what_another_program_wrote_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    with pytest.raises(CheckpointError, match="is of another program, or an export; give") as error:
+        load_system(tmp_path)
+    one_line(error, tmp_path / "config.json")
+
+
 def test_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match="damaged"):
@@ -454,6 +463,19 @@ def test_the_last_checkpoints_are_averaged(last: int | None, mean: float, tmp_pa
     for model in (system.model, loaded.model):
         assert all((p == mean).all() for p in model.parameters())
     assert not any((p == mean).all() for p in load_system(tmp_path).model.parameters())
+
+
+def test_the_same_mean_again_is_still_measured(tmp_path: Path) -> None:
+    kept(tmp_path, 4)
+    average_system(tmp_path, 2, measure=lambda system: {"valid_loss": -1.0})
+    assert best_weights(tmp_path) == AVERAGED
+    average_system(tmp_path, 2)
+    assert best_weights(tmp_path) == AVERAGED
+    average_system(tmp_path, 3)  # another mean
+    assert best_weights(tmp_path) == WEIGHTS
+    (tmp_path / AVERAGED).write_bytes(b"damaged")
+    average_system(tmp_path, 2)
+    assert best_weights(tmp_path) == WEIGHTS
 
 
 @pytest.mark.parametrize("last", [3, 0, -1])

@@ -97,6 +97,12 @@ def test_what_ours_cannot_be_is_refused(
         load_marian(tmp_path)
 
 
+def test_a_run_of_our_own_is_no_marian_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"format": 2}')
+    with pytest.raises(FileError, match="give the folder of a Marian checkpoint"):
+        load_marian(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("data", [None, b"", b"[1]"])
 def test_a_damaged_checkpoint_is_one_line(name: str, data: bytes | None, tmp_path: Path) -> None:

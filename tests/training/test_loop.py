@@ -308,6 +308,15 @@ def test_smoothing_that_is_not_finite_counts_too() -> None:
         update(net, [batch([([4], [5])])], make_adam(net), smoothing=0.1)
 
 
+def test_batches_may_come_from_a_generator() -> None:
+    found = []
+    for make in (list, iter):
+        net = model()
+        some = [batch([([4, 5], [6])]), batch([([7], [8, 9])])]
+        found.append(update(net, make(some), torch.optim.SGD(net.parameters(), 0.1)).loss)
+    assert found[0] == found[1] > 0
+
+
 def test_an_update_of_nothing_is_refused() -> None:
     net = model()
     with pytest.raises(ValueError, match="at least one target token"):

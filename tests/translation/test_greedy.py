@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from annotated_transformer.fast import search
+from annotated_transformer.fast.sampling import Sampling, sample
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import padding_mask
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import pad_sequences
+from annotated_transformer.translation.beam_search import beam_search
 from annotated_transformer.translation.greedy import (
     PrefixSteps,
     greedy_decode,
@@ -107,6 +109,18 @@ def test_a_compiled_model_is_searched_as_it_is_and_says_so(find: Callable[..., o
     with pytest.warns(UserWarning, match="does not speed up searches"):
         found = find(compiled, [[5, 6, 7]])
     assert found == find(model, [[5, 6, 7]])
+
+
+@pytest.mark.parametrize("find", [greedy_search, beam_search, search.greedy_search, sample])
+def test_a_model_that_is_being_trained_is_searched_without_dropout(
+    find: Callable[..., object],
+) -> None:
+    net, sources = opinionated(dropout=0.5), [[4, 5, 6], [7]]
+    more = (Sampling(top_k=1),) if find is sample else ()
+    wanted = find(net, sources, *more)
+    net.train()
+    assert find(net, sources, *more) == wanted
+    assert all(module.training for module in net.modules())
 
 
 def test_strip() -> None:
