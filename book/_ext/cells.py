@@ -17,10 +17,11 @@ from sphinx.application import Sphinx
 
 CHECKED = "checked"
 ALIGNED = re.compile(r"(?m)^[ \t]|\S {2}|\t")  # columns, or lines below others
-LABEL = re.compile(r"\A\s*#\s*(?P<text>[^#!%].*?)\s*$", re.MULTILINE)
+LABEL = re.compile(r"\A\s*#:?\s*(?P<text>[^#!%:].*?)\s*$", re.MULTILINE)  # "#:" documents a name
 LONGEST = 100  # characters of a label
 NAMED = 3  # functions and classes that the bar of a folded cell names
 DEFINED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
+NO_IMPORT = re.compile(r"^(?!import |from |[\s)#]|\Z)", re.MULTILINE)
 KINDS = {"figure": r"^[^#]*\b(?:show|live)\(", "table": r"^[^#]*\bTable\("}  # a cell's output
 TOOLS = re.compile(r"[ \t]*#[ \t]*(?:noqa\b|type:[ \t]*ignore\b|fmt:[ \t]*(?:skip|off|on)\b).*$")
 DOC = re.compile(r'<span class="sd">"""(?:(?!""").)*"""</span>', re.DOTALL)
@@ -68,7 +69,8 @@ def label(source: str, tags: list[str]) -> str:
 def contents(source: str) -> str:
     """Return what is in a folded cell: its first comment, or the names of what it defines.
 
-    What it draws or imports is named as well; nothing, if it only computes.
+    What it draws or imports is named as well (an ellipsis says that it does more than import);
+    nothing, if it only computes.
     """
     if comment := LABEL.match(source):
         return shortened(comment["text"])
@@ -76,7 +78,7 @@ def contents(source: str) -> str:
     found = [*names[:NAMED], *(["…"] if names[NAMED:] else [])]
     found += [kind for kind, call in KINDS.items() if re.search(call, source, re.MULTILINE)]
     if not found and source.startswith(("import ", "from ")):
-        found = ["imports"]
+        found = ["imports", *(["…"] if NO_IMPORT.search(source) else [])]
     return ", ".join(found)
 
 
