@@ -151,7 +151,7 @@ def replica_loss(
     return found
 
 
-REPLICAS: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+REPLICAS: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # process_group ends them
 
 
 def replicate(module: nn.Module, world: World) -> nn.Module:
@@ -162,7 +162,7 @@ def replicate(module: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return module
     replica = DistributedDataParallel(module)
-    REPLICAS.add(replica)
+    REPLICAS.add(replica)  # at the end, process_group frees it
     return replica
 
 
