@@ -49,7 +49,7 @@ Entry = tuple[str, bool]  # a word, and whether it is glued to the word before i
 
 
 def normal_blanks(text: str) -> str:
-    """Return the text with every run of white space as one blank."""
+    """Return the text with every run of white space as one space."""
     return " ".join(text.split())
 
 
@@ -182,7 +182,7 @@ class SubwordVocabulary(Numbered):
         """Return the ids of the sub-words; any text can be encoded."""
         if not text:
             return []
-        # One blank in front: a word is the same token at the start and inside a sentence.
+        # One space in front: a word is the same token at the start and inside a sentence.
         ids = self._backend.encode(" " + (text.lower() if self.lowercase else text)).ids
         return [number + FIRST for number in ids]
 
@@ -219,7 +219,7 @@ class BPETokenizer(SubwordVocabulary):
         return spelled_out(self.checked(ids), self._backend)
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the sub-words; a leading blank is shown as ``▁``."""
+        """Return the sub-words; a leading space is shown as ``▁``."""
         return subword_labels(self.checked(ids), self.entries, self._backend)
 
 
