@@ -109,7 +109,7 @@ def by_length(
     *,
     lowercase: bool = False,
 ) -> list[dict[str, Any]]:
-    """Score groups of sentences by the length of their source, in words between blanks.
+    """Score groups of sentences by the length of their source, in words between spaces.
 
     ``bounds`` are the maximum words of all groups but the last. For each group with sentences
     it returns the smallest and largest length, the number of sentences, and their BLEU (``score``).
@@ -135,7 +135,7 @@ LANGUAGES = ("cs", "de", "en", "fr")  # that Moses has rules for, and we have te
 
 
 def moses(lines: Sequence[str], language: str, *, plain: bool = False) -> list[str]:
-    """Cut words by the rules of Moses, and join them by blanks.
+    """Cut words by the rules of Moses, and join them by spaces.
 
     Args:
         lines: Sentences.
