@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.fast.loss import FastLoss, linear_cross_entropy
 from annotated_transformer.fast.model import FastModel, can_accelerate, embed
-from annotated_transformer.fast.packing import PackedMask, Rows
+from annotated_transformer.fast.packing import IndexedBatch, PackedMask, Rows
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
 from annotated_transformer.model.multi_head import subsequent_mask
 from annotated_transformer.training.batches import Batch
@@ -144,20 +144,23 @@ class PreciseLoss(nn.Module):
 BUCKETS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-def bucketed(batch: Batch, most: int | None = None) -> Batch:
+def bucketed(batch: Batch, most: int | None = None) -> tuple[Tensor, Tensor]:
     """Pad both sides of a batch to the same bucket length, and to at least two sentences.
 
     Args:
         batch: Any batch; extra padding does not change its loss.
         most: Positions of the model; a sentence longer than all buckets is padded to these.
+
+    Returns:
+        The source ``(sentences, bucket)`` and the decoder's input, of the same shape.
     """
     longest = max(batch.src.size(1), batch.tgt.size(1))
     last = max(longest, BUCKETS[-1]) if most is None else most
     length = min(last, next((size for size in BUCKETS if size >= longest), last))
     rows = max(0, 2 - len(batch.src))  # a batch of one would be compiled separately
-    sides = ((batch.src, length), (batch.target, length + 1))
-    src, tgt = (F.pad(x, (0, n - x.size(1), 0, rows), value=batch.pad) for x, n in sides)
-    return Batch(src, tgt, batch.pad)
+    sides = batch.src, batch.tgt
+    src, tgt = (F.pad(x, (0, length - x.size(1), 0, rows), value=batch.pad) for x in sides)
+    return src, tgt
 
 
 class _Padded(Rows):
@@ -221,11 +224,10 @@ class CompiledLoss(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return what ``training.loop.batch_loss`` returns."""
         scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
-        batch = bucketed(batch, self.most)
-        inputs = batch.src, batch.tgt.contiguous()
+        inputs = bucketed(batch, self.most)
         for tensor in inputs:
             torch._dynamo.mark_dynamic(tensor, 0)  # any number of sentences
-        keep = batch.tgt_y != batch.pad
-        x = self.compiled(*inputs, batch.pad)[keep.flatten()]  # (rows, d_model)
+        index, n, m = IndexedBatch(batch).tgt_index, batch.tgt.size(1), inputs[1].size(1)
+        x = self.compiled(*inputs, batch.pad)[index // n * m + index % n]  # (rows, d_model)
         projection = cast(Generator, self.model.generator).proj
-        return linear_cross_entropy(x, projection, batch.tgt_y[keep], smoothing, scale)
+        return linear_cross_entropy(x, projection, batch.tgt_y.flatten()[index], smoothing, scale)

@@ -29,6 +29,7 @@ from annotated_transformer.engine.state import Checkpoint, TrainState
 from annotated_transformer.engine.system import System
 from annotated_transformer.engine.texts import lengths_of, lines_of
 from annotated_transformer.fast.adam import lean_adam
+from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.distributed import (
     DistributedWorld,
@@ -115,7 +116,7 @@ class Updater:
     def batches(self, groups: Sequence[Tensor]) -> list[Batch]:
         """Make this process's batches of an update, and copy them to the device asynchronously."""
         own = local_batches(groups, self.pairs.batch, self.world)
-        return [batch.to(self.precision.device, non_blocking=True) for batch in own]
+        return [IndexedBatch(batch).to(self.precision.device, non_blocking=True) for batch in own]
 
     def make(self, state: TrainState, groups: Sequence[Tensor], batches: Sequence[Batch]) -> None:
         """Make the next update from ``batches(groups)``, and count it.

@@ -12,6 +12,7 @@ from annotated_transformer.engine.checkpoints import AVERAGED, average_system, l
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import Texts, longest
+from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.training.batches import Batch, token_batches
 from annotated_transformer.training.distributed import (
     DistributedWorld,
@@ -34,7 +35,7 @@ class Validator:
 
     def batch(self, numbers: Tensor) -> Batch:
         """Make a batch of pairs on the device."""
-        return self.text.batch(numbers).to(self.precision.device)
+        return IndexedBatch(self.text.batch(numbers)).to(self.precision.device)
 
     def order(self) -> list[Tensor]:
         """Return the indices of the pairs of each batch."""

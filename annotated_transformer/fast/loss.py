@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from annotated_transformer.fast.model import FastModel, can_accelerate, is_untouched
+from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import batch_loss, sum_type
@@ -73,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads, factor = ctx.saved_tensors, grad * ctx.outer
-        if factor != 1:
+        if grad.device.type != "cpu" or factor != 1:  # to look would be to wait for a GPU
             grads = tuple(g * factor for g in grads)
         return (*grads, None, None, None, None, None)
 
@@ -136,12 +137,13 @@ class FastLoss(nn.Module):
         generator = model.generator
         if type(generator) is not Generator or not is_untouched(generator):
             return batch_loss(model, batch, smoothing, tokens)
-        keep = batch.tgt_y != batch.pad
+        batch, keep = IndexedBatch(batch), batch.tgt_y != batch.pad
+        src_index, index = batch.src_index, batch.tgt_index
         if isinstance(self.model, FastModel) and can_accelerate(model):
-            x = self.model(batch.src, batch.tgt, batch.src_mask[:, 0], keep)
+            x = self.model(batch.src, batch.tgt, batch.src_mask[:, 0], keep, src_index, index)
         else:
-            x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)[keep]
-        gold = batch.tgt_y[keep]  # (rows,)
+            x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask).flatten(0, 1)[index]
+        gold = batch.tgt_y.flatten()[index]  # (rows,)
         scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
         return linear_cross_entropy(x, generator.proj, gold, smoothing, scale)
 

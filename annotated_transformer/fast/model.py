@@ -198,7 +198,9 @@ class FastModel(nn.Module):
         memory: Tensor = self.encoder(embed(self.src_embed, src, mask.queries), mask)
         return memory
 
-    def forward(self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor) -> Tensor:
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_keep: Tensor, tgt_keep: Tensor, *index: Tensor
+    ) -> Tensor:
         """Encode and decode, computing only the positions to keep.
 
         Args:
@@ -206,11 +208,12 @@ class FastModel(nn.Module):
             tgt: Tokens ``(batch, n)``.
             src_keep: Boolean ``(batch, m)``, true at the source tokens to keep.
             tgt_keep: Boolean ``(batch, n)``, the same for the target.
+            index: What :class:`Rows` would look for in both, if known.
 
         Returns:
             ``(rows, d_model)``, in the order of ``tgt[tgt_keep]``.
         """
-        source, target = Rows(src_keep), Rows(tgt_keep)
+        source, target = Rows(src_keep, *index[:1]), Rows(tgt_keep, *index[1:])
         see_source = src_keep.unsqueeze(1)  # (batch, 1, m)
         see_past = subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)
         memory = self.encode(src, PackedMask(see_source, source, source))

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from annotated_transformer.training.batches import Batch
+
 
 class _Gather(torch.autograd.Function):
     """Select rows, each at most once, so that the gradient is a plain scatter."""
@@ -44,11 +46,12 @@ class Rows:
 
     Args:
         keep: Boolean ``(batch, length)``, true at real tokens.
+        index: Their places in ``keep.flatten()``, ``(rows,)``; looked for unless given.
     """
 
-    def __init__(self, keep: Tensor) -> None:
+    def __init__(self, keep: Tensor, index: Tensor | None = None) -> None:
         self.shape = (keep.size(0), keep.size(1))
-        self.index = keep.flatten().nonzero().squeeze(1)  # (rows,)
+        self.index = keep.flatten().nonzero().squeeze(1) if index is None else index
         self._slices: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     @property
@@ -97,6 +100,19 @@ class Rows:
         parts, d = y.size(0), y.size(3)
         slices = y.reshape(-1, d).index_select(0, self.slices(parts, h)[1])
         return slices.view(-1, parts * h * d)
+
+
+class IndexedBatch(Batch):
+    """A batch with the indices of its :class:`Rows`, unless it has them already.
+
+    Make it before the batch goes to a GPU: to look for them there is to wait for the GPU.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        vars(self).update(vars(batch))
+        if not isinstance(batch, IndexedBatch):
+            self.src_index = Rows(self.src_mask[:, 0]).index
+            self.tgt_index = Rows(self.tgt_y != self.pad).index
 
 
 @dataclass(frozen=True)

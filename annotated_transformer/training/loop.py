@@ -149,13 +149,13 @@ def accumulate_gradients(
     Raises:
         NonFiniteError: The loss is NaN or infinite; the gradients are cleared.
     """
-    sums = torch.zeros(2)
+    sums = torch.zeros(())
     for number, batch in enumerate(batches, 1):
         last = number == len(batches)
         with contextlib.nullcontext() if last else world.no_sync(model):
             value, nll = loss(model, batch, smoothing, tokens)
             (value * factor).backward()
-        sums = sums.to(value.device) + torch.stack([value.detach().to(nll.dtype), nll])
+        sums = sums + torch.stack([value.detach().to(nll.dtype), nll])
     total, nll_sum = world.sum(*sums.tolist())  # waits for the device
     if not (math.isfinite(total) and math.isfinite(nll_sum)):
         model.zero_grad()
@@ -287,6 +287,6 @@ def evaluate(
     with evaluating(model):
         for batch in batches:
             found = loss(model, batch, 0.0, 1)[1]
-            nll, tokens = nll.to(found.device) + found, tokens + batch.ntokens
+            nll, tokens = nll + found, tokens + batch.ntokens
     nll_sum, total = world.sum(float(nll), tokens)
     return Progress(nll_sum, int(total), time.perf_counter() - start)

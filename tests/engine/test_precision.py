@@ -199,24 +199,22 @@ def test_the_norm_of_all_gradients() -> None:
 @given(st.integers(1, 7), st.integers(2, 40))
 def test_a_bucket_changes_no_token(sentences: int, longest: int) -> None:
     batch = some_batch(sentences, longest, seed=sentences)
-    other = bucketed(batch)
-    length = other.src.size(1)
-    assert length in BUCKETS
-    assert length == other.tgt.size(1)
-    assert len(other.src) >= 2
-    assert other.ntokens == batch.ntokens
-    for a, b in ((batch.src, other.src), (batch.tgt_y, other.tgt_y)):
+    src, tgt = bucketed(batch)
+    assert src.size(1) in BUCKETS
+    assert src.shape == tgt.shape
+    assert len(src) >= 2
+    for a, b in ((batch.src, src), (batch.tgt, tgt)):
         assert torch.equal(b[: len(a), : a.size(1)], a)
         assert int(b.sum()) == int(a.sum())  # nothing but padding, which is 0, beside it
 
 
 def test_a_bucket_is_never_longer_than_the_model() -> None:
     batch = of_length(34, 3)
-    assert bucketed(batch).src.size(1) == bucketed(batch, 48).src.size(1) == 48
-    assert bucketed(batch, 35).src.size(1) == 35
+    assert bucketed(batch)[0].size(1) == bucketed(batch, 48)[0].size(1) == 48
+    assert bucketed(batch, 35)[0].size(1) == 35
     far = Batch(torch.full((2, 1500), 5), torch.full((2, 9), 5))
-    assert bucketed(far).src.size(1) == bucketed(far, 1500).src.size(1) == 1500
-    assert bucketed(far, 2000).src.size(1) == 2000
+    assert bucketed(far)[0].size(1) == bucketed(far, 1500)[0].size(1) == 1500
+    assert bucketed(far, 2000)[0].size(1) == 2000
 
 
 def of_length(length: int, sentences: int, seed: int = 0) -> Batch:
@@ -267,7 +265,7 @@ def test_a_compiled_model_has_a_program_for_each_bucket() -> None:
     lengths = set()
     for seed in range(24):
         batch = some_batch(seed % 6 + 1, 3 + 2 * seed, seed)
-        lengths.add(bucketed(batch).src.size(1))
+        lengths.add(bucketed(batch)[0].size(1))
         loss_of(batch, 0.1, batch.ntokens)[0].backward()
     assert 3 < len(programs) == len(lengths) <= len(BUCKETS)
 
