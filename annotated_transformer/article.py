@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from annotated_transformer.model import architecture
+from annotated_transformer.model import architecture, embeddings
 from annotated_transformer.model.architecture import EncoderDecoder, Generator, clones
 from annotated_transformer.model.attention import attention
-from annotated_transformer.model.embeddings import Embeddings, PositionalEncoding
+from annotated_transformer.model.embeddings import Embeddings
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.multi_head import MultiHeadedAttention, subsequent_mask
 from annotated_transformer.training import batches
@@ -55,6 +55,14 @@ class LayerNorm(nn.Module):
         """Normalise ``x (..., features)`` over its last axis; same shape."""
         deviation, mean = torch.std_mean(x, dim=-1, keepdim=True)
         return self.a_2 * (x - mean) / (deviation + self.eps) + self.b_2
+
+
+class PositionalEncoding(embeddings.PositionalEncoding):
+    """The sinusoids, which the article has in the state dict."""
+
+    def __init__(self, d_model: int, dropout: float, max_len: int = 5000) -> None:
+        super().__init__(d_model, dropout, max_len)
+        self.register_buffer("pe", self.pe)
 
 
 class SublayerConnection(architecture.SublayerConnection):
@@ -337,19 +345,12 @@ class MultiGPULossCompute:
 
 @dataclass
 class TrainState:
-    """The counts of :func:`run_epoch` (2022).
+    """The counts of :func:`run_epoch` (2022)."""
 
-    Attributes:
-        step: Batches in this epoch.
-        accum_step: Updates in this epoch.
-        samples: Sentence pairs.
-        tokens: Target tokens.
-    """
-
-    step: int = 0
-    accum_step: int = 0
-    samples: int = 0
-    tokens: int = 0
+    step: int = 0  #: Batches in this epoch.
+    accum_step: int = 0  #: Updates in this epoch.
+    samples: int = 0  #: Sentence pairs.
+    tokens: int = 0  #: Target tokens.
 
 
 class DummyOptimizer(torch.optim.Optimizer):

@@ -321,6 +321,16 @@ class Article(nn.Module):
         return self.linear(x, "generator.proj").log_softmax(-1)
 
 
+def test_state_dicts_are_those_of_the_article() -> None:
+    theirs = Article(2, 16, 32, 4, 13).w
+    theirs["tgt_embed.1.pe"] = theirs["src_embed.1.pe"] = torch.randn(1, 5000, 16)
+    model = article.make_model(13, 13, 2, 16, 32, 4)
+    model.load_state_dict(theirs)  # no name is missing, none too many
+    found = model.state_dict()
+    assert found.keys() == theirs.keys()
+    assert all(torch.equal(found[name], theirs[name]) for name in theirs)
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_weights_of_the_article_load(broken: bool) -> None:
     torch.manual_seed(0)
