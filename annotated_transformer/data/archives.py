@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from annotated_transformer.data.files import CorpusError, digest_of, locked, not_written
+from annotated_transformer.data.files import (
+    CorpusError,
+    digest_of,
+    locked,
+    not_written,
+    write_atomically,
+)
 from annotated_transformer.data.text import DAMAGED, reading
 
 MAX_BYTES = 64 * 2**30  # default limit on an archive's unpacked size
@@ -120,7 +126,10 @@ def locate(path: str | Path, unpacked: str | Path) -> Path:
         if path.is_file():
             return path
         if path.is_fifo():
-            return _kept(path, unpacked / hashlib.sha256(bytes(path.absolute())).hexdigest()[:16])
+            key = hashlib.sha256(bytes(path.absolute())).hexdigest()[:16]
+            with path.open("rb") as source:
+                write_atomically(found := unpacked / key / path.name, source)
+            return found
         archive = next((parent for parent in path.parents if parent.is_file()), None)
         if archive is None:
             raise CorpusError(f"{path}: no such file; check the path")
@@ -130,18 +139,3 @@ def locate(path: str | Path, unpacked: str | Path) -> Path:
     if not found.is_file():
         raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
     return found
-
-
-def _kept(pipe: Path, folder: Path) -> Path:
-    """Copy the contents of a pipe into a folder, under its name."""
-    copy, part = folder / pipe.name, folder / f".{pipe.name}.part"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with pipe.open("rb") as source, part.open("wb") as file:
-            shutil.copyfileobj(source, file)
-        os.replace(part, copy)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise not_written(error, copy) from None
-    return copy

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 try:
     import fcntl
@@ -77,8 +78,8 @@ def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
     return digest.hexdigest()
 
 
-def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it.
+def write_atomically(path: str | Path, data: bytes | IO[bytes]) -> None:
+    """Write data, or what an open file holds, under a temporary name, flush it, and rename it.
 
     A process killed at any moment leaves either the old file or the new one. Anything but a
     plain file, such as a pipe or ``/dev/stdout``, is written directly.
@@ -92,13 +93,13 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     try:
         opened = os.path.realpath(path.parent) in map(os.path.realpath, ("/dev", "/dev/fd"))
         if opened or (path.exists() and not path.is_file()):  # a pipe, a device: not replaced
-            path.write_bytes(data)
+            path.write_bytes(data if isinstance(data, bytes) else data.read())
             return
         if real.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         real.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            file.write(data)
+            file.write(data) if isinstance(data, bytes) else shutil.copyfileobj(data, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, real)

@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from annotated_transformer.data.files import CorpusError, parse_json, regular, write_atomically
-from annotated_transformer.notation import BOS, EOS
-from annotated_transformer.training.batches import Batch, pad_flat
+from annotated_transformer.training.batches import Batch, make_batch
 
 PREPARE_AGAIN = "delete the folder and prepare the corpus again"
 
@@ -182,14 +181,6 @@ class TokenPairs:
             yield tokens[first:second], tokens[second:third]
 
     def batch(self, numbers: Tensor | Sequence[int]) -> Batch:
-        """Make a batch of the pairs with these indices, equal to that of ``make_batch``."""
-        sources, targets = zip(*self.pairs(numbers), strict=True)
-        return Batch(_block(sources), _block(targets, np.array([BOS], dtype=np.uint16)))
-
-
-def _block(rows: Sequence[Array], *begin: Array) -> Tensor:
-    """Pad rows to a block, each between ``begin`` and the end symbol."""
-    end = np.array([EOS], dtype=np.uint16)
-    tokens = np.concatenate([part for row in rows for part in (*begin, row, end)], dtype=np.int64)
-    lengths = torch.tensor([len(begin) + len(row) + 1 for row in rows])
-    return pad_flat(torch.from_numpy(tokens), lengths)
+        """Make a batch of the pairs with these indices."""
+        lists = ((source.tolist(), target.tolist()) for source, target in self.pairs(numbers))
+        return make_batch(*zip(*lists, strict=True))

@@ -129,7 +129,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
 def seal(data: Mapping[str, Any]) -> bytes:
     """Serialise a JSON object together with its digest."""
     text = json.dumps(dict(data), sort_keys=True)
-    sealed = {**data, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    sealed = {**data, "sha256": digest({}, text)}
     return (json.dumps(sealed, indent=2) + "\n").encode()
 
 

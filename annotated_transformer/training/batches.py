@@ -13,26 +13,13 @@ from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
 from annotated_transformer.notation import PAD, SPECIAL_IDS, SpecialIds
 
 
-def pad_flat(tokens: Tensor, lengths: Tensor, pad: int = PAD) -> Tensor:
-    """Return sentences, given one after the other, as a block that is padded at the right.
-
-    Args:
-        tokens: All tokens, ``(sum of the lengths,)``.
-        lengths: Number of tokens of each sentence, ``(batch,)``.
-        pad: The padding token.
-
-    Returns:
-        The block ``(batch, longest)``.
-    """
+def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
+    """Return a block ``(batch, longest)`` of token ids, padded at the right."""
+    lengths = torch.tensor([len(s) for s in sequences], dtype=torch.long)
+    tokens = torch.tensor([token for s in sequences for token in s], dtype=torch.long)
     width = int(lengths.max()) if len(lengths) else 0
     block = torch.full((len(lengths), width), pad)
     return block.masked_scatter_(torch.arange(width) < lengths.unsqueeze(1), tokens)
-
-
-def pad_sequences(sequences: Sequence[Sequence[int]], pad: int = PAD) -> Tensor:
-    """Return a block ``(batch, longest)`` of token ids, padded at the right."""
-    tokens = torch.tensor([token for s in sequences for token in s], dtype=torch.long)
-    return pad_flat(tokens, torch.tensor([len(s) for s in sequences], dtype=torch.long), pad)
 
 
 def make_batch(

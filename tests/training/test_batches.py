@@ -17,7 +17,6 @@ from annotated_transformer.training.batches import (
     Batch,
     _fill,
     make_batch,
-    pad_flat,
     pad_sequences,
     token_batches,
 )
@@ -35,9 +34,6 @@ def test_padding_keeps_every_sequence(sequences: list[list[int]], pad: int) -> N
         assert row[: len(sequence)] == sequence
         assert set(row[len(sequence) :]) <= {pad}
         assert len(row) == max(map(len, sequences))
-    flat = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.long)
-    lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.long)
-    assert torch.equal(pad_flat(flat, lengths, pad), block)
 
 
 @given(PAIRS)
