@@ -106,6 +106,9 @@ def with_fewer_seeds(chapter: str) -> tuple[Cell, ...]:
     return tuple(replace(cell, source=cell.source.replace(old, new)) for cell in every)
 
 
+# A chapter's statements are the same objects for all claims, see `_plain`, so what is found in one
+# is kept.
+@functools.cache
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     """Names that are read or written; without a function's own names where they are read."""
     own: set[str] = set()
@@ -123,6 +126,7 @@ def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     return found - own if context is ast.Load else found
 
 
+@functools.cache
 def _bound(statement: ast.stmt) -> set[str]:
     """Names that a statement at the top level of a cell binds."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -133,6 +137,7 @@ def _bound(statement: ast.stmt) -> set[str]:
     return _names(statement, ast.Store) | {name for inner in nested for name in _bound(inner)}
 
 
+@functools.cache
 def _touched(statement: ast.stmt) -> set[str]:
     """Names whose objects a statement may change without binding them."""
     if isinstance(statement, ast.Assert | ast.FunctionDef | ast.ClassDef):
@@ -149,11 +154,12 @@ def _touched(statement: ast.stmt) -> set[str]:
 def _fixed(chapter: tuple[Cell, ...]) -> set[str]:
     """Modules, functions and classes: using them does not change them."""
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    body = [statement for cell in chapter for statement in ast.parse(cell.source).body]
+    body = [statement for cell in chapter for statement in _plain(cell.source, True)]
     own = {name for part in body if isinstance(part, kinds) for name in _bound(part)}
     return own | set(dir(builtins))
 
 
+@functools.cache
 def needed(chapter: tuple[Cell, ...], claim: str) -> list[Cell]:
     """Return the cells that check a claim, and those that they depend on, in order."""
     last = max((i for i, cell in enumerate(chapter) if cell.checks(claim)), default=-1)
@@ -161,7 +167,7 @@ def needed(chapter: tuple[Cell, ...], claim: str) -> list[Cell]:
     fixed, called = _fixed(chapter), set[str]()
     while True:  # functions look their names up when they are called: until nothing is added
         kept = _needed(chapter[: last + 1], claim, fixed, called)
-        body = [statement for cell in kept for statement in _body(cell, claim)]
+        body = [part for cell in kept for part in _plain(cell.source, cell.checks(claim))]
         functions = [part for part in body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
         more = called.union(*(_names(function, ast.Load) for function in functions))
         if more == called:
@@ -174,7 +180,7 @@ def _needed(chapter: tuple[Cell, ...], claim: str, fixed: set[str], called: set[
     kept: list[Cell] = []
     wanted: set[str] = set()
     for cell in reversed(chapter):
-        body = _body(cell, claim)
+        body = _plain(cell.source, cell.checks(claim))
         bound = {name for statement in body for name in _bound(statement)}
         touched = {name for statement in body for name in _touched(statement)}
         future = any(isinstance(s, ast.ImportFrom) and s.module == "__future__" for s in body)
@@ -215,8 +221,17 @@ class _NoAssertions(ast.NodeTransformer):
 
 def _body(cell: Cell, claim: str, change: tuple[str, str] = ("", "")) -> list[ast.stmt]:
     """Parse a cell; one that does not check the claim loses its own assertions."""
-    body = ast.parse(cell.source.replace(*change) if change[0] else cell.source).body
-    return body if cell.checks(claim) else [_NoAssertions().visit(part) for part in body]
+    source = cell.source.replace(*change) if change[0] else cell.source
+    return _parsed(source, cell.checks(claim))
+
+
+def _parsed(source: str, assertions: bool) -> list[ast.stmt]:
+    """Parse the source of a cell, with or without its own assertions."""
+    body = ast.parse(source).body
+    return body if assertions else [_NoAssertions().visit(part) for part in body]
+
+
+_plain = functools.cache(_parsed)
 
 
 @contextmanager
