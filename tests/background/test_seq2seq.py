@@ -429,7 +429,7 @@ def learned(form: Form, seed: int, updates: int = 300, longest: int = 10) -> dic
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = RecurrentConfig(form, width=16, hidden=24, dropout=0.0).build(10, 10)
-    optimizer = torch.optim.Adam(model.parameters(), 2e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-2, fused=True)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, updates, pct_start=0.1)
 
     def forced(n: int, size: int = 32) -> tuple[Tensor, Tensor]:
