@@ -16,7 +16,7 @@ chapter imports.
 Only the cells that the tagged ones depend on are run, those without their own assertions, so that
 no other check of the chapter fails first. A cell that needs a certain random state must set it
 itself, or take numbers from a cell whose names it uses. Figures are not drawn: ``show`` and
-``live`` do nothing here.
+``live`` do nothing here, and a cell that draws counts for the names that it binds alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import matplotlib.pyplot as plt
 import torch
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
-PICTURES = {"show", "live", "print", "display"}  # calls that change nothing
+PICTURES = {"show", "live", "display"}  # a cell with such a call draws, and changes nothing
 # Long experiments are run with fewer seeds here, unbroken and broken; the notebooks run them whole.
 FEWER: dict[str, tuple[str, str]] = {
     "training/optimizer": ("for seed in range(3)]", "for seed in range(1)]"),
@@ -142,13 +142,17 @@ def _touched(statement: ast.stmt) -> set[str]:
     """Names whose objects a statement may change without binding them."""
     if isinstance(statement, ast.Assert | ast.FunctionDef | ast.ClassDef):
         return set()
-    if isinstance(statement, ast.Expr):
-        call = statement.value
-        if not isinstance(call, ast.Call):
-            return set()
-        if isinstance(call.func, ast.Name) and call.func.id in PICTURES:
-            return set()
+    if isinstance(statement, ast.Expr) and (
+        not isinstance(statement.value, ast.Call) or _function(statement) == "print"
+    ):
+        return set()
     return _names(statement, ast.Load)
+
+
+def _function(statement: ast.stmt) -> str:
+    """Return the name of the function if a statement is nothing but its call."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
 
 
 def _fixed(chapter: tuple[Cell, ...]) -> set[str]:
@@ -182,7 +186,9 @@ def _needed(chapter: tuple[Cell, ...], claim: str, fixed: set[str], called: set[
     for cell in reversed(chapter):
         body = _plain(cell.source, cell.checks(claim))
         bound = {name for statement in body for name in _bound(statement)}
-        touched = {name for statement in body for name in _touched(statement)}
+        drawing = any(_function(statement) in PICTURES for statement in body)
+        changing = [] if drawing else body
+        touched = {name for statement in changing for name in _touched(statement)}
         future = any(isinstance(s, ast.ImportFrom) and s.module == "__future__" for s in body)
         useful = (wanted | called) & (bound | (touched - fixed))
         if cell.checks(claim) or future or useful:
