@@ -12,12 +12,13 @@ import io
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
@@ -101,13 +102,14 @@ def serve(number: int) -> None:
     import numpy.ctypeslib  # noqa: F401
     import sacrebleu.tokenizers.tokenizer_13a  # noqa: F401
     import torch
-    from tyro import _docstrings, _unsafe_cache
+    from tyro import _docstrings, _parsers, _unsafe_cache
 
     from annotated_transformer.cli import parsing, systems, train
     from annotated_transformer.data import corpora
     from annotated_transformer.data.grammar import grammar_pairs
     from annotated_transformer.engine.config import UsageError
     from tests.cli import faults  # noqa: F401
+    from tests.cli.sweep import TRAIN
 
     # Each child would read the commands' source anew, and write the same sentences.
     vars(_docstrings)["get_field_docstring"] = cache(_docstrings.get_field_docstring)
@@ -116,14 +118,18 @@ def serve(number: int) -> None:
     vars(corpora)["grammar_pairs"] = cache(grammar_pairs)
     for split, size in (("val", None), ("train", 9), ("train", 50)):
         corpora.load_corpus("grammar", split=split, size=size)
+    parsers = vars(_parsers)["ParserSpecification"]
+    parsers.from_callable_or_type = staticmethod(_kept(parsers.from_callable_or_type))
     for kind in parsing.KINDS:  # what reads the words is loaded by the first command
         import_module(f"annotated_transformer.cli.{kind}")
-        with contextlib.suppress(UsageError):
-            parsing.parse([kind, "nowhere", "--device", "x"])
+        for words in ([kind, "nowhere", "--device", "x"], TRAIN.split()):
+            with contextlib.suppress(UsageError):
+                parsing.parse(words)
     torch.set_num_threads(1)
     for module in (systems, train):
         vars(module)["prepare_cpu"] = _no_measurement
     channel = socket.socket(fileno=number).makefile("rw", encoding="utf-8")
+    gc.set_threshold(50_000, 20, 100)  # as in the tests
     gc.freeze()
     for line in channel:
         job = Job(**json.loads(line))
@@ -136,22 +142,34 @@ def serve(number: int) -> None:
         channel.flush()
 
 
+def _kept(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes a parser for the same type and defaults once: a child uses it once."""
+    made: dict[str, Any] = {}
+
+    def kept(*types: object, **options: object) -> Any:
+        key = repr((types, sorted(options.items())))
+        if key not in made:
+            made[key] = make(*types, **options)
+        return made[key]
+
+    return kept
+
+
 def _no_measurement() -> str:
     return "float32 products: as they come"
 
 
 def _wait(child: int, job: Job) -> int | None:
     """Wait for a child, send it its signal, and kill what it leaves."""
-    start, sent, status = time.monotonic(), not job.signal, None
-    while status is None and (passed := time.monotonic() - start) < TIMEOUT:
-        if not sent and passed > job.delay:
+    ended, status = os.pidfd_open(child), None
+    waits = [job.delay, TIMEOUT - job.delay] if job.signal else [TIMEOUT]
+    for number, seconds in enumerate(waits):
+        if number:
             os.kill(child, job.signal)
-            sent = True
-        done, code = os.waitpid(child, os.WNOHANG)
-        if done:
-            status = os.waitstatus_to_exitcode(code)
-        else:
-            time.sleep(0.001)
+        if select.select([ended], [], [], seconds)[0]:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            break
+    os.close(ended)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     if status is None:
