@@ -9,8 +9,9 @@ from annotated_transformer.engine.config import Options
 
 TEXTS = (load_corpus("grammar", size=60), load_corpus("grammar", split="val", size=12))
 OPTIONS = Options().replace(
-    layers=1, vocabulary=300, updates=8, warmup=4, max_tokens=256, dropout=0.2, max_len=128
-)
+    layers=1, d_model=32, d_ff=64, vocabulary=300, updates=8, warmup=4, max_tokens=256,
+    dropout=0.2, max_len=128,
+)  # fmt: skip
 
 
 def bits_of(folder: Path) -> dict[str, bytes]:

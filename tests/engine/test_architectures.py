@@ -38,6 +38,7 @@ from tests.engine.small import OPTIONS, TEXTS
 from tests.processes import together
 
 beam_search_uncached = definitions("translation/beam_search")["beam_search_uncached"]
+UNSIZED = OPTIONS.replace(d_model=None, d_ff=None)  # which are for a Transformer
 OTHERS = ("rnn", "rnn-attention", "rnn-dot", "convolution")
 SMALL: dict[str, Architecture] = {
     "rnn": RecurrentConfig("none", width=6, hidden=5, dropout=0.0),
@@ -60,7 +61,7 @@ def built(name: str, seed: int, ends: float = 0.0) -> EncoderDecoder:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_stop_changes_nothing(name: str, tmp_path: Path) -> None:
-    options = OPTIONS.replace(architecture=name)
+    options = UNSIZED.replace(architecture=name)
     straight = Trainer(options, tmp_path / "straight", TEXTS)
     assert straight.train(progress=False)
     stopped = Trainer(options.replace(steps=3), tmp_path / "stopped", TEXTS)
@@ -178,15 +179,15 @@ def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_goes_on_with_its_own_model_alone(tmp_path: Path) -> None:
-    rnn = OPTIONS.replace(architecture="rnn")
+    rnn = UNSIZED.replace(architecture="rnn")
     assert not Trainer(rnn.replace(steps=1), tmp_path, TEXTS).train(progress=False)
     for name in ("rnn-attention", "convolution", "transformer"):
         told = f"its run was started with --architecture rnn, not {name}; give"
         with pytest.raises(UsageError, match=told):
-            Trainer(OPTIONS.replace(architecture=name), tmp_path, TEXTS)
+            Trainer(UNSIZED.replace(architecture=name), tmp_path, TEXTS)
     # What --architecture changes is named before what its recipe changes with it.
     with pytest.raises(UsageError, match="--architecture rnn, not transformer; give"):
-        Trainer(OPTIONS.replace(layers=2, dropout=None), tmp_path, TEXTS)
+        Trainer(UNSIZED.replace(layers=2, dropout=None), tmp_path, TEXTS)
     with pytest.raises(UsageError, match=r"--dropout 0\.2, not unset; give"):
         Trainer(rnn.replace(dropout=None), tmp_path, TEXTS)
 

@@ -29,9 +29,9 @@ texts = load_corpus("grammar", size=60), load_corpus("grammar", split="val", siz
 
 def options_of(stage):
     return Options().replace(
-        layers=1, vocabulary=300, updates=stage["updates"], warmup=4, max_tokens=256,
-        dropout=stage["dropout"], max_len=128, average=3, average_every=4, accumulate=2,
-        save_every=0.0, log_every=5, sharded=stage["sharded"])
+        layers=1, d_model=32, d_ff=64, vocabulary=300, updates=stage["updates"], warmup=4,
+        max_tokens=256, dropout=stage["dropout"], max_len=128, average=3, average_every=4,
+        accumulate=2, save_every=0.0, log_every=5, sharded=stage["sharded"])
 
 
 def train(stage):
@@ -88,7 +88,7 @@ def kill(stage):
             newest, patience = checkpoint_paths(folder)[-1:], time.monotonic() + 20
             while checkpoint_paths(folder)[-1:] == newest and time.monotonic() < patience:
                 time.sleep(0.005)
-        time.sleep(rng.uniform(0, 0.5))
+        time.sleep(rng.uniform(0, 0.3))
         victim = rng.choice(children)
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)

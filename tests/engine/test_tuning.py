@@ -64,7 +64,7 @@ def test_sizes_come_from_the_run(straight: Trainer) -> None:
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"d_model": 64}, "--d-model 64: --finetune-from .* has 128; leave it out"),
+    ({"d_model": 64}, "--d-model 64: --finetune-from .* has 32; leave it out"),
     ({"layers": 2}, "--layers 2: .* has 1"),
     ({"norm": "pre"}, "--norm pre: .* has post"),
     ({"tie": "target"}, "--tie target: .* has all"),
