@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from timeit import timeit
 from typing import Literal
 
@@ -51,9 +51,8 @@ def _problems() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield factors and products: of a layer's output and its two gradients, at each size."""
     generator = torch.Generator().manual_seed(0)
     for rows, inputs, outputs in SIZES:
-        x = torch.randn(rows, inputs, generator=generator)
-        w = torch.randn(outputs, inputs, generator=generator)
-        y = torch.randn(rows, outputs, generator=generator)
+        shapes = (rows, inputs), (outputs, inputs), (rows, outputs)
+        x, w, y = (torch.randn(shape, generator=generator) for shape in shapes)
         yield from ((a, b, a.double() @ b.double()) for a, b in ((x, w.T), (y, w), (y.T, x)))
 
 
@@ -73,8 +72,7 @@ def _seconds(problems: Problems, repeats: int = 5) -> tuple[float, float]:
             for precision, found in times.items():
                 torch.set_float32_matmul_precision(precision)
                 found.append(timeit(partial(matmul, a, b), number=1))
-        for precision, found in times.items():
-            total[precision] += min(found)
+        total = {p: total[p] + min(found) for p, found in times.items()}
     return total["highest"], total["medium"]
 
 
@@ -108,12 +106,10 @@ def keep_large_blocks() -> bool:
     """
     if not sys.platform.startswith("linux"):
         return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return False
-    mmap_max, trim_threshold = -4, -1
-    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt, mmap_max, trim_threshold = ctypes.CDLL(None).mallopt, -4, -1
+        return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
+    return False
 
 
 def return_memory() -> None:
@@ -138,8 +134,12 @@ def limit_kernels() -> None:
         os.environ.setdefault(name, str(KERNELS))
 
 
+_measured = cache(lambda _threads: choose_products())
+
+
 def prepare_cpu() -> Products:
-    """Configure memory, oneDNN's kernel cache and float32 products for this process."""
+    """Configure memory, oneDNN's kernels and float32 products, which a process measures once."""
     limit_kernels()
     keep_large_blocks()
-    return choose_products()
+    torch.set_float32_matmul_precision((found := _measured(torch.get_num_threads())).precision)
+    return found

@@ -205,3 +205,17 @@ def test_prepare_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == str(speed.KERNELS)
     assert isinstance(products, Products)
     assert torch.get_float32_matmul_precision() == products.precision
+
+
+def test_a_process_measures_once_and_sets_what_it_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The systems of an ensemble are opened one after the other."""
+    products = prepare_cpu()
+    torch.set_float32_matmul_precision("high")
+    monkeypatch.setattr(speed, "choose_products", lambda: pytest.fail("it is measured again"))
+    assert prepare_cpu() is products
+    assert torch.get_float32_matmul_precision() == products.precision
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    with pytest.raises(pytest.fail.Exception, match="measured again"):  # on other threads
+        prepare_cpu()
