@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +24,7 @@ from annotated_transformer.cli.sweep import SweepError, cost, difference, packed
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.sweep import load_grid, sweeps
 from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
+from tests.processes import Command
 
 SIZES = {
     "layers": 1, "d_model": 8, "d_ff": 8, "heads": 2, "vocabulary": 280, "max_len": 64,
@@ -187,20 +185,18 @@ def test_two_sweeps_may_share_a_record(
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     grid = write_grid(tmp_path)
-    words = [sys.executable, "-m", "annotated_transformer", "sweep", str(grid)]
-    words += ["--out", str(tmp_path / "runs"), "--jobs", "2", "--quiet"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+    words = ["sweep", str(grid), "--out", str(tmp_path / "runs"), "--jobs", "2", "--quiet"]
+    first = Command(words, tmp_path / "first.err")
     record = tmp_path / "runs" / "small.json"
-    while not record.exists() and first.poll() is None:
+    while not record.exists() and first.running():
         time.sleep(0.05)
-    first.send_signal(signal.SIGTERM)
-    _, said = first.communicate(timeout=120)
-    assert first.returncode == 143
+    first.signal(signal.SIGTERM)
+    status, said = first.end()
+    assert status == 143
     assert said.splitlines()[-1].endswith("interrupted; run the same command to resume")
     assert "Traceback" not in said
     before = json.loads(record.read_bytes())
-    subprocess.run(words, check=True, env=environment, capture_output=True)
+    assert Command(words, tmp_path / "again.err").end()[0] == 0
     after = json.loads(record.read_bytes())
     for row, found in before["rows"].items():
         for seed, run in found["runs"].items():
