@@ -4,14 +4,13 @@ import multiprocessing
 import os
 import runpy
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
 # What every process would load for itself: a fork has it.
-LOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel",
+LOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "torch.nn.parallel",
           "annotated_transformer.cli.train", __name__]  # fmt: skip
 
 
@@ -52,14 +51,14 @@ def _one(rank: int, size: int, port: int, said: str, *words: str) -> None:
 
 
 class Command:
-    """The command line in a process of its own: forked, on one thread."""
+    """The command line, or torchrun's, in a process of its own: forked, on one thread."""
 
-    def __init__(self, words: list[str], said: Path) -> None:
-        """Start it; what it says as errors goes into a file."""
+    def __init__(self, words: list[str], said: Path, **torchrun: str) -> None:
+        """Start it; what it says as errors goes into a file, variables are for torchrun."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LOADED)
-        self.said = said
-        self.process = context.Process(target=_command, args=(words, str(said)))
+        self.said, target = said, _torchrun if torchrun else _command
+        self.process = context.Process(target=target, args=(words, str(said)), kwargs=torchrun)
         self.process.start()
 
     def running(self) -> bool:
@@ -77,13 +76,18 @@ class Command:
         return self.process.exitcode, self.said.read_text(encoding="utf-8")
 
 
+def _silent(said: str) -> None:
+    """Print nothing, and write errors into a file."""
+    for stream, path in ((1, os.devnull), (2, said)):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), stream)
+
+
 def _command(words: list[str], said: str) -> None:
     """Be the command."""
     from annotated_transformer.cli import main, systems, train
 
-    for stream, path in ((1, os.devnull), (2, said)):
-        with open(path, "wb") as file:
-            os.dup2(file.fileno(), stream)
+    _silent(said)
     torch.set_num_threads(1)
     for module in (systems, train):  # measuring products takes longer than the test
         vars(module)["prepare_cpu"] = lambda: "float32 products: as they come"
@@ -91,17 +95,20 @@ def _command(words: list[str], said: str) -> None:
     sys.exit(main.main())
 
 
-def torchrun(size: int, *words: str) -> None:
+def _torchrun(words: list[str], said: str, **variables: str) -> None:
+    """Be torchrun, which starts its own processes."""
+    from torch.distributed.run import main
+
+    _silent(said)
+    os.environ.update(variables)
+    main(words)
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def torchrun(size: int, *words: str, said: Path) -> None:
     """Run a program in several processes of one thread by torchrun, and see that it ends well."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={size}", *words),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    words = ("--standalone", f"--nproc-per-node={size}", *words)
+    status, told = Command(list(words), said, **ONE_THREAD).end()
+    assert status == 0, told[-3000:]

@@ -5,8 +5,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,7 @@ from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
 from annotated_transformer.engine.journal import read_journal
 from tests.cli.command import SIZES
-from tests.processes import Command
+from tests.processes import ONE_THREAD, Command
 
 
 def wait_for(path: Path, running: Callable[[], bool]) -> None:
@@ -59,43 +57,35 @@ def test_kill_and_ctrl_c_change_nothing(texts: list[str], tmp_path: Path) -> Non
     assert list(stopped.rglob("*.part")) == []
 
 
-TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=1"
+TORCHRUN = "--standalone --nproc-per-node=2 --max-restarts=1 -m annotated_transformer"
 
 
-def start_together(words: list[str]) -> subprocess.Popen[str]:
+def start_together(words: list[str], said: Path) -> Command:
     """Start the command in two processes."""
-    command = [sys.executable, *TORCHRUN.split(), "-m", "annotated_transformer", *words]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    return Command([*TORCHRUN.split(), *words], said, **ONE_THREAD)
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes as Linux shows them")
 def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_path: Path) -> None:
     options = [*SIZES.split(), "--updates", "20", *texts, "--save-every", "0", "--quiet"]
     words = ["train", *options, "--out", str(tmp_path / "run")]
-    with start_together(words) as process:  # a cluster wants its machine back
-        wait_for(tmp_path / "run/model.safetensors", lambda: process.poll() is None)
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
-        message = process.stderr.read()
-    assert process.returncode != 0
+    first = start_together(words, tmp_path / "first.err")
+    wait_for(tmp_path / "run/model.safetensors", first.running)
+    first.signal(signal.SIGTERM)  # a cluster wants its machine back
+    status, message = first.end()
+    assert status != 0
     assert re.search(r"interrupted after update \d+; run the same command", message), message
     done = int(checkpoint_paths(tmp_path / "run")[-1].stem)
     assert 0 < done < 20
-    with start_together(words) as process:
-        while checkpoint_paths(tmp_path / "run")[-1].stem == f"{done:08d}":
-            assert process.poll() is None
-            time.sleep(0.01)
-        kin = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(kin[-1]), signal.SIGKILL)  # one of the two; torchrun starts both again
-        assert process.stderr is not None
-        message = process.stderr.read()
-    assert process.returncode == 0, message
+    second = start_together(words, tmp_path / "second.err")
+    while checkpoint_paths(tmp_path / "run")[-1].stem == f"{done:08d}":
+        assert second.running()
+        time.sleep(0.01)
+    pid = second.process.pid
+    kin = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    os.kill(int(kin[-1]), signal.SIGKILL)  # one of the two; torchrun starts both again
+    status, message = second.end()
+    assert status == 0, message
     record = json.loads((tmp_path / "run/record.json").read_text(encoding="utf-8"))
     assert record["updates"] == 20
     assert record["hardware"]["processes"] == 2

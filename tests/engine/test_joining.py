@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from annotated_transformer.engine.processes import launched, process_group, rendezvous_store
-from tests.processes import torchrun
+from tests.processes import ONE_THREAD, Command, torchrun
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,8 @@ with process_group() as world:
 
 def test_processes_that_are_started_again_do_not_look_for_the_dead(tmp_path: Path) -> None:
     (tmp_path / "again.py").write_text(AGAIN)
-    torchrun(2, "--max-restarts=1", str(tmp_path / "again.py"), str(tmp_path / "mark"))
+    words = ["--max-restarts=1", str(tmp_path / "again.py"), str(tmp_path / "mark")]
+    torchrun(2, *words, said=tmp_path / "said")
 
 
 def test_two_machines_start_again_where_torchrun_is_told_how(tmp_path: Path) -> None:
@@ -125,22 +126,12 @@ def test_two_machines_start_again_where_torchrun_is_told_how(tmp_path: Path) -> 
     with socket.socket() as free:
         free.bind(("localhost", 0))
         place = f"localhost:{free.getsockname()[1]}"
-    words = f"-m torch.distributed.run --nnodes=2 --nproc-per-node=1 --max-restarts=3 --rdzv-id=a \
-        --rdzv-backend=c10d --rdzv-endpoint={place}"
-    environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    agents = [
-        subprocess.Popen(
-            [sys.executable, *words.split(), str(tmp_path / "again.py"), str(tmp_path / "mark")],
-            stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    try:
-        said = [agent.communicate(timeout=120)[1] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-    assert [agent.returncode for agent in agents] == [0, 0], said
+    words = f"--nnodes=2 --nproc-per-node=1 --max-restarts=3 --rdzv-id=a --rdzv-backend=c10d \
+        --rdzv-endpoint={place} {tmp_path / 'again.py'} {tmp_path / 'mark'}"
+    environment = {**ONE_THREAD, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    agents = [Command(words.split(), tmp_path / f"said{n}", **environment) for n in range(2)]
+    status, said = zip(*(agent.end() for agent in agents), strict=True)
+    assert status == (0, 0), said
     assert (tmp_path / "mark").exists()
     assert "TORCH_DISABLE" not in "".join(said)
 
