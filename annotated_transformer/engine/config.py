@@ -283,6 +283,12 @@ def check_sources(data: DataOptions) -> None:
         raise UsageError(f"{missing} is missing: give two files, source and target")
     if data.corpus != "files" and files:
         raise UsageError(f"{flag(files[0])}: only for --corpus files, not {data.corpus}")
+    source, _, target = data.pair.partition("-")
+    for name in files:
+        one, other = ({*Path(path).name.split(".")} for path in getattr(data, name))
+        if target in one - other and source in other - one:
+            reason = f"end like --pair {target}-{source}, and the pair is {data.pair}"
+            raise UsageError(f"{flag(name)}: {reason}; give --pair, or exchange the files")
     if data.mirror is not None and data.corpus in (*BUILT_IN, "files", "prepared"):
         raise UsageError(f"--mirror: --corpus {data.corpus} needs no download; leave it out")
     if data.corpus in BUILT_IN and (data.size or 0) > MOST_WRITTEN:

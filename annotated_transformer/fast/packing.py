@@ -1,7 +1,5 @@
 """Padded batches packed into rows of real tokens, and the layout that maps them back."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any

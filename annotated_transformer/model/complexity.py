@@ -1,8 +1,6 @@
 # Written from book/model/complexity.md: edit the chapter instead.
 """Table 1, measured on layers that run (sections 2 and 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,8 +1,6 @@
 # Written from book/model/transformer.md: edit the chapter instead.
 """The whole model: sizes, construction, first weights, parameter counts (§3, Table 3)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

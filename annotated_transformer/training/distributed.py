@@ -1,8 +1,6 @@
 # Written from book/training/distributed.md: edit the chapter instead.
 """One update by several processes, equal to the update by one (§5.2)."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -246,7 +246,8 @@ def fit(
         schedule: Sets the rate; it counts updates.
         smoothing: ε of label smoothing.
         accumulate: Batches that make one update; the last update takes what is left.
-        loss: Computes the loss of a batch.
+        loss: Computes the loss of a batch as :func:`batch_loss` does, such as
+            :func:`~annotated_transformer.fast.loss.fast_batch_loss`, in less time.
     """
     stream = iter(batches)
     model.train()

@@ -1,8 +1,6 @@
 # Written from book/training/regularization.md: edit the chapter instead.
 """Dropout and label smoothing (§5.4)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

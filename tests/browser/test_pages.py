@@ -263,6 +263,47 @@ def unwrapped(page: Page) -> list[str]:
     return found
 
 
+def unreachable(page: Page) -> list[str]:
+    """Return the controls that the keyboard passes over, or that do not show that they have it."""
+    found: list[str] = page.evaluate(
+        """() => {
+          const names = "a[href], button, input, select, textarea, summary, [role=button]";
+          const controls = [...document.querySelectorAll(`main :is(${names})`)]
+            .filter((e) => e.checkVisibility({visibilityProperty: true}) && !e.disabled);
+          const faults = controls.flatMap((e) => {
+            e.focus({focusVisible: true, preventScroll: true});
+            const style = getComputedStyle(e);
+            const seen = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+            const kept = document.activeElement === e && e.tabIndex >= 0;
+            return kept && seen ? [] : [`${kept ? "unseen" : "unreachable"}: ${e.outerHTML}`];
+          });
+          document.activeElement.blur();
+          return faults.map((fault) => fault.slice(0, 100));
+        }"""
+    )
+    return found
+
+
+def spoilt_on_paper(page: Page) -> list[str]:
+    """Return what a printer cuts off, and the buttons that it prints."""
+    size = page.viewport_size
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 700, "height": 1000})
+    found: list[str] = page.evaluate(
+        """() => [
+          ...[...document.querySelectorAll("main :is(pre, td)")]
+            .filter((e) => e.clientWidth && (e.scrollWidth > e.clientWidth + 1
+              || e.getBoundingClientRect().right > innerWidth)),
+          ...[...document.querySelectorAll("main :is(button, input, select)")]
+            .filter((e) => e.checkVisibility({visibilityProperty: true})),
+        ].map((e) => `on paper: ${e.outerHTML.slice(0, 80)}`)"""
+    )
+    page.emulate_media(media="screen")
+    if size is not None:
+        page.set_viewport_size(size)
+    return found
+
+
 def resize(page: Page, width: int) -> None:
     """Give the window another width."""
     size = page.viewport_size
@@ -287,7 +328,7 @@ def test_page(browser: Browser, site: str, path: str) -> None:
     with opened(browser, site, path, first) as (page, wrong):
         assert page.evaluate("document.documentElement.dataset.theme") == first
         faults = untypeset(page) + dead_charts(page) + too_wide(page) + cut_off(page)
-        faults += broken_words(page)
+        faults += broken_words(page) + spoilt_on_paper(page) + unreachable(page)
         resize(page, NARROW)
         narrow = too_wide(page) + tiny_letters(page) + broken_words(page) + unwrapped(page)
         faults += [f"at {NARROW} px: {fault}" for fault in narrow]
@@ -365,6 +406,12 @@ BROKEN = {
         '<div class="cell_output"><div class="sentences">'
         f'<pre style="overflow:hidden">{"x" * 999}</pre></div></div>'
     ),
+    "passed": '<main><button type="button" tabindex="-1">Press</button></main>',
+    "unseen": '<main><button type="button" style="outline:none">Press</button></main>',
+    "paper": (
+        '<style media="print">main div { width: 9em }</style>'
+        f'<main><div><pre style="overflow:hidden">{"x" * 60}</pre></div></main>'
+    ),
     "wide": '<main><div style="width:3000px">wide</div></main>',
 }
 
@@ -379,6 +426,7 @@ def test_broken_page_is_noticed(browser: Browser, site: str, kind: str) -> None:
     try:
         with opened(browser, site, f"_static/{path.name}") as (page, wrong):
             checks = (untypeset, dead_charts, too_wide, cut_off, tiny_letters, unwrapped)
+            checks = (*checks, unreachable, spoilt_on_paper)
             found = [fault for check in (*checks, barriers, pale) for fault in check(page)] + wrong
     finally:
         path.unlink()

@@ -117,6 +117,34 @@ def test_a_corpus_and_its_files_go_together(change: dict[str, Any], told: str) -
         check_sources(Options().replace(**change).data)
 
 
+@pytest.mark.parametrize(
+    ("names", "pair", "refused"),
+    [
+        (("a.en", "a.de.gz"), "de-en", True),
+        (("english.txt", "x.de.txt"), "de-en", False),  # one name says nothing
+        (("a.de", "a.en"), "de-en", False),
+        (("a.en", "a.de"), "en-de", False),
+        (("a.de.en", "b.de.en"), "de-en", False),  # as corpora of pairs are named
+        (("a.en-de.en", "a.en-de.de"), "de-en", True),
+        (("x", "y"), "de-en", False),
+    ],
+)
+@pytest.mark.parametrize("side", ["train_files", "valid_files"])
+def test_files_of_the_other_direction_are_refused(
+    names: tuple[str, str], pair: str, refused: bool, side: str
+) -> None:
+    files = {"train_files": (Path("x"), Path("y")), "valid_files": (Path("x"), Path("y"))}
+    files[side] = (Path("de.d") / names[0], Path(names[1]))
+    data = Options().replace(corpus="files", pair=pair, **files).data
+    if refused:
+        flag = "--" + side.replace("_", "-")
+        told = f"{flag}: end like --pair en-de, and the pair is de-en; give --pair, or exchange"
+        with pytest.raises(UsageError, match=re.escape(told)):
+            check_sources(data)
+    else:
+        check_sources(data)
+
+
 def test_files_imply_their_corpus() -> None:
     two = (Path("a"), Path("b"))
     assert choose({"train_files": two, "valid_files": two}).data.corpus == "files"
