@@ -250,7 +250,7 @@ def test_completes_and_suggests(newcomer: Installed) -> None:
     told = newcomer.shell("annotated-transformer --help").out
     (source,) = re.findall(r"completion in bash \(or zsh\): (.*)", told)
     done = newcomer.shell(f"{source} && complete -p annotated-transformer")
-    assert done.out.startswith("complete -F ")
+    assert done.out.startswith("complete -o default -F ")
     done = newcomer.shell("annotated-transformer train --udpates 3", status=2)
     assert "--udpates: there is no such option; did you mean --updates?" in done.err
     assert done.err.count("\n") == 1

@@ -259,13 +259,14 @@ def fit(
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and back into its own afterwards."""
-    training = model.training
+    """Put a model into evaluation mode, and each of its parts back into its own afterwards."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
 
 
 @torch.no_grad()

@@ -425,9 +425,9 @@ def test_broken_page_is_noticed(browser: Browser, site: str, kind: str) -> None:
     path.write_text(body, encoding="utf-8")
     try:
         with opened(browser, site, f"_static/{path.name}") as (page, wrong):
-            checks = (untypeset, dead_charts, too_wide, cut_off, tiny_letters, unwrapped)
-            checks = (*checks, unreachable, spoilt_on_paper)
-            found = [fault for check in (*checks, barriers, pale) for fault in check(page)] + wrong
+            seen = (untypeset, dead_charts, too_wide, cut_off, tiny_letters, unwrapped)
+            used = (unreachable, spoilt_on_paper, barriers, pale)
+            found = [fault for check in (*seen, *used) for fault in check(page)] + wrong
     finally:
         path.unlink()
     assert bool(found) == (kind != "sound"), found

@@ -277,7 +277,9 @@ def test_the_better_weights_are_taken(tmp_path: Path) -> None:
         assert best_weights(tmp_path) == wanted
         own, best = (load_system(tmp_path, weights=w).model for w in (wanted, BEST))
         assert all(map(torch.equal, own.parameters(), best.parameters()))
-    average_system(tmp_path)  # by the command: nobody knows its loss
+    average_system(tmp_path)  # the same mean, by the command: its loss is known
+    assert best_weights(tmp_path) == AVERAGED
+    average_system(tmp_path, 1)  # another one: nobody knows its loss
     assert best_weights(tmp_path) == WEIGHTS
 
 
