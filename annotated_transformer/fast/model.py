@@ -208,7 +208,7 @@ class FastModel(nn.Module):
             tgt: Tokens ``(batch, n)``.
             src_keep: Boolean ``(batch, m)``, true at the source tokens to keep.
             tgt_keep: Boolean ``(batch, n)``, the same for the target.
-            index: What :class:`Rows` would look for in both, if known.
+            index: What the ``Rows`` of both would look for, if known.
 
         Returns:
             ``(rows, d_model)``, in the order of ``tgt[tgt_keep]``.

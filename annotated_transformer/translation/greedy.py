@@ -170,14 +170,12 @@ def greedy_search(
 ) -> list[list[int]]:
     """Translate token ids into token ids, one sentence independently of the others.
 
-    ``fast.search.greedy_search`` finds the same with KV caches, in less time.
-
     Args:
         model: Is in evaluation mode meanwhile.
         sources: Tokens of each sentence, without special symbols; may be empty.
         max_len: Most tokens of an output, apart from the limits by ``extra`` and positions.
         extra: How many tokens an output may exceed its source by (§6.1).
-        start: Encodes the sentences, and returns what decodes them.
+        start: Encodes the sentences, and returns what decodes them; ``fast.search`` has caches.
         special: Ids of the special symbols.
 
     Raises:

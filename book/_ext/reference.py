@@ -134,13 +134,16 @@ def short_defaults(
         return None
     if getattr(obj, "__dict__", {}).get("_is_protocol"):  # nobody makes one
         return "", returns
-    types = app.env.temp_data.get("annotations", {}).get(name, {})
-    types.update({key: text.replace(ARRAY_LIKE, "ArrayLike") for key, text in types.items()})
+    signature, returns = (
+        text and text.replace(ARRAY_LIKE, "ArrayLike") for text in (signature, returns)
+    )
     for parameter in inspect.signature(obj).parameters.values():
         default = parameter.default
         if default is not parameter.empty and (short := short_default(default)):
-            long = object_description(default)
-            signature = signature.replace(f"{parameter.name}={long}", f"{parameter.name}={short}")
+            long = re.escape(object_description(default))
+            before = rf"(\b{parameter.name}(?:: [^=]*?)? ?= ?)"  # with its type, if it has one
+            if found := re.search(before + long, signature):
+                signature = signature[: found.end(1)] + short + signature[found.end() :]
     return signature, returns
 
 

@@ -252,10 +252,11 @@ def test_options_keep_their_dashes(page: str) -> None:
 
 
 def test_defaults_are_short(page: str) -> None:
-    assert "Sizes(width=3, names=..., dropped=...)" in page
-    assert "draw(values, ids=Ids(), sizes=Sizes(), other=Sizes(width=4, " in page
-    assert "log=print, most=2**36, near=..., given=..., key=...)" in page
-    assert "values (ArrayLike) – Of the curve." in page
+    assert "Sizes(width: int = 3, names: list[str] = ..., dropped: frozenset[str] = ...)" in page
+    assert "ids: Ids = Ids(), sizes: Sizes = Sizes(), other: Sizes = Sizes(width=4, " in page
+    assert "log=print, most=2**36, near: Path = ..., given=..., key=...) → None" in page
+    assert "draw(values: ArrayLike, ids" in page
+    assert "values – Of the curve." in page
 
 
 def test_fields_of_a_named_tuple_are_not_numbered(page: str) -> None:
@@ -265,7 +266,7 @@ def test_fields_of_a_named_tuple_are_not_numbered(page: str) -> None:
 
 
 def test_calls_are_listed_but_not_that_of_a_protocol(page: str) -> None:
-    assert "class Writer¶ Bases: Protocol What writes. __call__()¶ Write it. class" in page
+    assert "class Writer¶ Bases: Protocol What writes. __call__() → None¶ Write it. class" in page
 
 
 def test_constants_are_listed_if_they_are_explained(page: str) -> None:
