@@ -294,7 +294,7 @@ def spoilt_on_paper(page: Page) -> list[str]:
           ...[...document.querySelectorAll("main :is(pre, td)")]
             .filter((e) => e.clientWidth && (e.scrollWidth > e.clientWidth + 1
               || e.getBoundingClientRect().right > innerWidth)),
-          ...[...document.querySelectorAll("main :is(button, input, select)")]
+          ...[...document.querySelectorAll("main :is(button, input:not([type=search]), select)")]
             .filter((e) => e.checkVisibility({visibilityProperty: true})),
         ].map((e) => `on paper: ${e.outerHTML.slice(0, 80)}`)"""
     )
