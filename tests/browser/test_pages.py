@@ -285,8 +285,7 @@ def unreachable(page: Page) -> list[str]:
 
 
 def spoilt_on_paper(page: Page) -> list[str]:
-    """Return what a printer cuts off, and the buttons that it prints."""
-    size = page.viewport_size
+    """Return what a printer cuts off, and the buttons that it prints; this narrows the window."""
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 700, "height": 1000})
     found: list[str] = page.evaluate(
@@ -299,8 +298,6 @@ def spoilt_on_paper(page: Page) -> list[str]:
         ].map((e) => `on paper: ${e.outerHTML.slice(0, 80)}`)"""
     )
     page.emulate_media(media="screen")
-    if size is not None:
-        page.set_viewport_size(size)
     return found
 
 
@@ -328,7 +325,7 @@ def test_page(browser: Browser, site: str, path: str) -> None:
     with opened(browser, site, path, first) as (page, wrong):
         assert page.evaluate("document.documentElement.dataset.theme") == first
         faults = untypeset(page) + dead_charts(page) + too_wide(page) + cut_off(page)
-        faults += broken_words(page) + spoilt_on_paper(page) + unreachable(page)
+        faults += broken_words(page) + unreachable(page) + spoilt_on_paper(page)
         resize(page, NARROW)
         narrow = too_wide(page) + tiny_letters(page) + broken_words(page) + unwrapped(page)
         faults += [f"at {NARROW} px: {fault}" for fault in narrow]
