@@ -105,6 +105,10 @@ def process_group() -> Iterator[DistributedWorld]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield DistributedWorld(rank, size, local)
+        with contextlib.suppress(RuntimeError):  # who leaves cuts off those who still read
+            if store.add("ended", 1) >= size:
+                store.set("all ended", "")
+            store.wait(["all ended"], timedelta(seconds=60))
     finally:
         # A reducer that outlives the group would destroy it while holding the GIL, for which a
         # thread of the group may be waiting.

@@ -260,13 +260,14 @@ def fit(
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and each of its parts back into its own afterwards."""
-    training = [module for module in model.modules() if module.training]
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        model.train(modes[0][1])
+        for module, training in modes:
+            module.training = training
 
 
 @torch.no_grad()

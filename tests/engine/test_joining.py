@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from annotated_transformer.engine.processes import launched, process_group, rendezvous_store
-from tests.processes import ONE_THREAD, Command, torchrun
+from tests.processes import ONE_THREAD, Command, together, torchrun
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +112,25 @@ with process_group() as world:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(total)
 """
+
+
+LATE = """
+import sys, time
+from pathlib import Path
+from annotated_transformer.engine.processes import process_group
+
+with process_group() as world:
+    if world.rank:
+        time.sleep(1)
+        Path(sys.argv[1]).touch()
+assert Path(sys.argv[1]).exists()
+"""
+
+
+def test_nobody_leaves_while_others_are_at_work(tmp_path: Path) -> None:
+    """A process that ends resets its connections, from which another may still have to read."""
+    (program := tmp_path / "program.py").write_text(LATE)
+    together(2, program, str(tmp_path / "late"))
 
 
 def test_processes_that_are_started_again_do_not_look_for_the_dead(tmp_path: Path) -> None:
