@@ -201,7 +201,7 @@ def suggestion(word: str, known: Collection[str]) -> str:
     begun = [name for name in own if name.startswith(bare) or bare.startswith(f"{name}-")]
     sure = [bare] if bare in ours else begun if len(begun) == 1 else []
     swaps = {f"{bare[:i]}{bare[i + 1]}{bare[i]}{bare[i + 2 :]}" for i in range(len(bare) - 1)}
-    found = sure or [*swaps & ours.keys()] or difflib.get_close_matches(bare, ours, 1, 0.75)
+    found = sure or sorted(swaps & ours.keys()) or difflib.get_close_matches(bare, ours, 1, 0.75)
     return f"did you mean {ours[found[0]]}? " if found else ""
 
 
