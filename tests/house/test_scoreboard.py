@@ -83,6 +83,12 @@ def test_every_claim_is_counted_once() -> None:
     )
 
 
+def test_definitions_are_proved_and_nothing_else() -> None:
+    defined = [claim for claim in CLAIMS.values() if claim.definition]
+    assert 0 < len(defined) < len(CLAIMS) / 2
+    assert {part.kind for claim in defined for part in claim.parts} == {"P"}
+
+
 def test_several_claims_are_counted_in_the_plural() -> None:
     both = {"a": scoreboard.settle(claim("P"), [cell()]), "b": scoreboard.settle(claim("R"), [])}
     board = both | {name.upper(): verdicts for name, verdicts in both.items()}
