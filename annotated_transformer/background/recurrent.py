@@ -264,8 +264,8 @@ class Recurrent(nn.Module):
         """Return our layer with a copy of the weights of PyTorch's.
 
         Raises:
-            ValueError: If ``other`` is of another kind, or has no biases, a projection of its
-                state, or another function than tanh.
+            ValueError: If ``other`` is of another kind, lacks biases, projects its state, or
+                uses another function than tanh.
         """
         plain = other.bias and other.proj_size == 0
         if not isinstance(other, cls.twin) or not plain or "RELU" in other.mode:

@@ -155,7 +155,7 @@ class FixedDecoder(RecurrentDecoder):
 def weigh(scores: Tensor, padding: Tensor) -> Tensor:
     """Turn scores ``(rows, n, m)`` into weights, zero at padding.
 
-    Where all is padding the weights mean nothing; the memory is zero there.
+    A row that is all padding gets uniform weights, over a memory that is zero.
     """
     return scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(-1)
 

@@ -168,8 +168,8 @@ def training_flops(
 ) -> int:
     """Count the operations of all matrix products in a training step, forward and backward.
 
-    A causal mask is not subtracted, though it hides nearly half of the pairs of target tokens;
-    padding, and what is computed a second time to save memory, is not counted.
+    All pairs of target tokens count, though a causal mask hides nearly half of them. Padding and
+    what is recomputed to save memory do not count.
 
     Args:
         config: Sizes of the model.

@@ -211,7 +211,7 @@ def as_table(links: Links, n: int, m: int) -> Tensor:
     """Return links as a boolean table ``(n, m)``.
 
     Raises:
-        ValueError: A link lies outside, as when rows and columns were mixed up.
+        ValueError: A link lies outside the table; rows and columns may be swapped.
     """
     table = torch.zeros(n, m, dtype=torch.bool)
     for row, column in links:

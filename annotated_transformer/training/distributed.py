@@ -106,7 +106,7 @@ def local_batches(
     """Return this process's part of an update; each process gets equally many batches.
 
     Args:
-        groups: What the micro-batches of the update are made from.
+        groups: The update's micro-batches, not yet made into tensors.
         make: Makes a batch from one of them.
         world: The processes that share them.
     """

@@ -110,7 +110,7 @@ class _Open:
     sentences: Tensor  # (left,), their numbers in the whole batch
     limits: Tensor  # (left,), most tokens of an output
     divisors: Tensor  # (left,), float64, length penalty at the limit
-    beaten: Tensor  # (left,), float64, an open hypothesis wins only by a score above this
+    beaten: Tensor  # (left,), float64, an open hypothesis must score more than this to win
     places: Tensor  # (left,), not taken by finished hypotheses
     log_probs: Tensor  # (left, beam), float64; minus infinity where no hypothesis is open
     outputs: Tensor  # (left, beam, length), tokens so far

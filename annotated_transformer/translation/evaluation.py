@@ -163,8 +163,8 @@ def _moses(language: str) -> tuple[Any, Any]:
 def split_compounds(line: str) -> str:
     """Set hyphens between two characters apart, as marks of their own.
 
-    As the published script does it, which of two hyphens around a single character sees only
-    the first.
+    Of two hyphens around a single character only the first is split, because the published
+    script does the same.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
@@ -208,8 +208,8 @@ class Comparison:
         second: BLEU of the second.
         low: Lower end of the interval that holds 95 % of the resampled differences.
         high: Upper end of that interval.
-        p: Share of draws that differ by more than the outputs do, beyond the mean of all draws;
-            1 if the outputs score the same.
+        p: Share of draws whose difference lies further from the mean of all draws than the
+            outputs' own difference from zero; 1 if the outputs score the same.
     """
 
     first: float

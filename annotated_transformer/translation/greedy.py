@@ -63,7 +63,7 @@ def decode_greedily(steps: Steps, limits: Tensor, special: SpecialIds = SPECIAL_
     """Take the most probable tokens until each sentence has ended or reached its limit.
 
     Args:
-        steps: What decodes the sentences, with one hypothesis of each.
+        steps: Decoder of the sentences, which holds one hypothesis for each.
         limits: Maximum tokens of each output ``(sentences,)``.
         special: Ids of the special symbols.
 
