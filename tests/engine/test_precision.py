@@ -1,7 +1,7 @@
 """Sixteen bits where they are enough: against float64, with overflows made on purpose."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -256,7 +256,7 @@ def test_a_compiled_model_learns_and_validates_in_all_buckets() -> None:
 def test_a_compiled_model_has_a_program_for_each_bucket() -> None:
     programs: list[int] = []
 
-    def counting(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+    def counting(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
         programs.append(1)
         return graph.forward
 
