@@ -7,12 +7,15 @@ import sys
 import venv
 import zipfile
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 from house import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+lookup = cache(distribution)  # its lists of files are long, and read once
 
 
 def closure(wanted: Iterable[str]) -> dict[str, Distribution]:
@@ -24,7 +27,7 @@ def closure(wanted: Iterable[str]) -> dict[str, Distribution]:
         if str(one) in seen:
             continue
         seen.add(str(one))
-        package = found.setdefault(canonicalize_name(one.name), distribution(one.name))
+        package = found.setdefault(canonicalize_name(one.name), lookup(one.name))
         for line in package.requires or []:
             need = Requirement(line)
             extras = one.extras or {""}
@@ -33,6 +36,7 @@ def closure(wanted: Iterable[str]) -> dict[str, Distribution]:
     return found
 
 
+@cache
 def files(package: Distribution) -> list[str]:
     """Return the files of a package that lie where it is imported from."""
     assert package.files is not None, f"{package.name} has no list of its files"
