@@ -98,6 +98,8 @@ class Forks:
 
 def serve(number: int) -> None:
     """Load everything, then run jobs until the socket is closed."""
+    import altair  # noqa: F401
+    import ctranslate2  # noqa: F401
     import matplotlib.figure  # noqa: F401
     import numpy.ctypeslib  # noqa: F401
     import sacrebleu.tokenizers.tokenizer_13a  # noqa: F401
