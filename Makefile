@@ -17,7 +17,10 @@ TESTS   := tests book
 HOUSE   := $(filter-out tests/house/test_colab.py tests/house/test_packaging.py, $(wildcard tests/house/test_*.py))
 RUN     := env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0
 PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
+UV      := $(BIN)/uv --quiet pip
 LOCKED  := --require-hashes --no-deps -r requirements.txt
+THIS    := --no-deps --no-build-isolation -e .
+UNUSED  := /(tests|testing|mypyc?|fontTools|networkx)/|/transformers/models/
 JB      := $(RUN) $(BIN)/jupyter-book build . --quiet
 SERVE   := $(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html
 
@@ -29,16 +32,16 @@ help:
 # What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
 # uv, itself of the lock, takes seconds where pip takes half a minute, but it does not read pip's settings, so pip
 # is there if it fails.
-# Modules are compiled on all processors; some are templates that cannot be compiled.
+# Modules are compiled on all processors, but for some that are never imported.
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@awk '/^[a-z]/ {own = /^uv==/} own' requirements.txt > $(VENV)/uv.txt
 	-@$(PIP) install --require-hashes --no-deps -r $(VENV)/uv.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python $(LOCKED) || $(PIP) install --no-compile $(LOCKED)
+	$(UV) install --python $(BIN)/python $(LOCKED) || $(PIP) install --no-compile $(LOCKED)
 	$(PIP) install --no-compile -r requirements-torch.txt
-	@$(BIN)/python -m compileall -q -j $(WORKERS) -x '/tests/|/transformers/models/' $(VENV)/lib >/dev/null 2>&1 || true
-	$(PIP) install --no-deps --no-build-isolation -e .
-	@$(PIP) check
+	@$(BIN)/python -m compileall -q -j $(WORKERS) -x '$(UNUSED)' $(VENV)/lib >/dev/null 2>&1 || true
+	$(UV) install --python $(BIN)/python $(THIS) || $(PIP) install $(THIS)
+	@$(UV) check --python $(BIN)/python || $(PIP) check
 	@touch $@
 
 book: $(READY)
