@@ -261,22 +261,14 @@ class ConvolutionConfig:
             raise ValueError(f"dropout must be from 0 up to below 1, it is {self.dropout}")
 
     def build(self, src_vocab: int, tgt_vocab: int) -> ConvolutionalTranslator:
-        """Build a model with fresh weights from the global random generator.
-
-        Args:
-            src_vocab: Number of source tokens.
-            tgt_vocab: Number of target tokens.
-        """
+        """Build a model with new weights, drawn by the global random generator."""
         return ConvolutionalTranslator(src_vocab, tgt_vocab, self)
 
 
 class ConvolutionalTranslator(EncoderDecoder):
     """Convolutional encoder and decoder with attention in every decoder layer (ConvS2S).
 
-    Args:
-        src_vocab: Number of source tokens.
-        tgt_vocab: Number of target tokens.
-        config: Sizes.
+    ``src_vocab`` and ``tgt_vocab`` are numbers of tokens.
     """
 
     decoder: nn.ModuleList

@@ -163,11 +163,7 @@ def weigh(scores: Tensor, padding: Tensor) -> Tensor:
 class AdditiveDecoder(RecurrentDecoder):
     """A context for each word, chosen by the state before it (Bahdanau et al., 2015).
 
-    Args:
-        width: Size of an embedding, and of an output.
-        hidden: Size of a state.
-        layers: Number of layers; the first attends.
-        dropout: Probability of dropping, between layers.
+    The first layer attends; arguments as in ``FixedDecoder``.
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -203,11 +199,7 @@ class AdditiveDecoder(RecurrentDecoder):
 class DotDecoder(RecurrentDecoder):
     """A context for each word, chosen by the state after it (Luong et al., 2015, "general").
 
-    Args:
-        width: Size of an embedding, and of an output.
-        hidden: Size of a state.
-        layers: Number of layers; the last attends.
-        dropout: Probability of dropping, between layers.
+    The last layer attends; arguments as in ``FixedDecoder``.
     """
 
     def __init__(self, width: int, hidden: int, layers: int, dropout: float) -> None:
@@ -261,12 +253,7 @@ class RecurrentConfig:
             raise ValueError(f"dropout must be at least 0 and below 1, it is {self.dropout}")
 
     def build(self, src_vocab: int, tgt_vocab: int) -> RecurrentTranslator:
-        """Build a model with new weights from the global random generator.
-
-        Args:
-            src_vocab: Number of source tokens.
-            tgt_vocab: Number of target tokens.
-        """
+        """Build a model with new weights, drawn by the global random generator."""
         return RecurrentTranslator(src_vocab, tgt_vocab, self)
 
 
@@ -280,10 +267,7 @@ DECODERS: Mapping[str, Callable[[int, int, int, float], RecurrentDecoder]] = {
 class RecurrentTranslator(EncoderDecoder):
     """Recurrent encoder and decoder, with attention or without.
 
-    Args:
-        src_vocab: Number of source tokens.
-        tgt_vocab: Number of target tokens.
-        config: Attention and sizes.
+    ``src_vocab`` and ``tgt_vocab`` are numbers of tokens.
     """
 
     encoder: RecurrentEncoder

@@ -16,7 +16,7 @@ from annotated_transformer.interop.folders import check_out, lines_of_record
 NEEDS = {  # what writes, and what then reads
     "ctranslate2": ("ctranslate2",),
     "huggingface": ("transformers",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "onnx": ("onnx", "onnxruntime"),
 }
 
 

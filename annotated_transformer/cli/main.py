@@ -15,7 +15,7 @@ from annotated_transformer.engine.interruption import handling
 
 EXTRAS = {  # which extra brings a library; "translation" the others
     **dict.fromkeys(("altair", "matplotlib", "pandas", "seaborn", "vl_convert"), "plots"),
-    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    **dict.fromkeys(("onnx", "onnxruntime"), "onnx"),
     **dict.fromkeys(("anyio", "starlette", "uvicorn"), "serve"),
     "ctranslate2": "ctranslate2",
     "transformers": "huggingface",

@@ -339,13 +339,7 @@ def corpus_files(
 ) -> list[tuple[Path, Path]]:
     """Download and unpack the files of a split, and return their paths.
 
-    Args:
-        name: One of ``CORPORA``, but not ``grammar``.
-        pair: Source and target language, such as ``de-en``.
-        split: One of ``CORPORA[name]``.
-        mirror: A folder with the corpus's files, see ``fetch``.
-        cache: The folder for downloads, see ``fetch``.
-        progress: Show a progress bar while downloading.
+    Arguments are those of :func:`load_corpus`; ``grammar`` has no files.
 
     Returns:
         Source and target file of each part of the split.

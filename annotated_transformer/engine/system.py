@@ -301,17 +301,10 @@ def decode_lines(
     first: int,
     progress: bool,
 ) -> list[Found]:
-    """Decode lines in batches of similar length.
+    """Decode lines in batches of similar length; most arguments are :func:`translate_lines`'s.
 
-    Args:
-        system: A trained system.
-        lines: Sentences.
-        search: Takes sources, their line numbers, and the maximum tokens of an output.
-        blank: The result for a blank line.
-        max_tokens: Maximum source tokens of a batch.
-        name: Name of the input in errors.
-        first: Number of the first line.
-        progress: Show a progress bar.
+    ``search`` takes sources, their line numbers, and the maximum tokens of an output; ``blank`` is
+    the result for a blank line.
 
     Raises:
         CorpusError: A line is longer than the model's limit.

@@ -1,20 +1,18 @@
 """Export to ONNX: an encoder, and one step of the decoder with its KV caches, for onnxruntime.
 
-Both graphs are traced from the readable layer, so every Transformer of ours can be exported.
+Both graphs are written node by node, from the modules of the readable layer.
 """
 
-import logging
-import warnings
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
-import onnx  # noqa: F401  # torch.onnx needs both, and a missing one is named
-import onnxscript  # noqa: F401
+import onnx
 import torch
+from onnx import helper, numpy_helper
 from torch import Tensor, nn
-from torch.export import Dim
 
 from annotated_transformer.engine.system import System
 from annotated_transformer.interop.folders import (
@@ -24,16 +22,15 @@ from annotated_transformer.interop.folders import (
     transformer_config,
     whole_folder,
 )
-from annotated_transformer.model.architecture import EncoderDecoder, Generator
-from annotated_transformer.model.attention import attention
-from annotated_transformer.model.embeddings import PositionalEncoding
-from annotated_transformer.model.multi_head import MultiHeadedAttention, padding_mask, split_heads
+from annotated_transformer.model.architecture import EncoderDecoder, Generator, LayerNorm
 from annotated_transformer.model.transformer import count_parameters
 from annotated_transformer.notation import BOS, EOS, PAD
 
 TARGET = "onnx"
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 MOST_BYTES = 1_800_000_000  # a file of ONNX holds 2 GB; beyond, weights get a file of their own
+OPSET, IR_VERSION = 17, 8  # the first operators with LayerNormalization, and their file format
+Shapes: TypeAlias = dict[str, list[int | str]]
 USE = """
 # pip install numpy onnxruntime tokenizers
 import numpy as np, onnxruntime, tokenizers
@@ -67,7 +64,7 @@ LOST = (
 
 
 def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None = None) -> None:
-    """Write a system as two graphs, see :class:`EncoderGraph` and :class:`StepGraph`.
+    """Write a system as two graphs, see :func:`encoder_graph` and :func:`step_graph`.
 
     Args:
         system: A Transformer of any sizes.
@@ -78,119 +75,167 @@ def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None =
         ExportError: The system is no Transformer.
         FileError: The folder cannot be written, or holds something else.
     """
-    config, model = transformer_config(system, TARGET), system.model
-    source, token = torch.full((2, 3), EOS), torch.full((2,), BOS)
-    encoder, step = EncoderGraph(model).eval(), StepGraph(model).eval()
-    memory = encoder(source)
-    past = [x[:, :, :2] for x in memory]  # two positions: sizes of 0 and 1 would be taken as fixed
-    most = config.max_len
-    batch, width, length = Dim("batch"), Dim("source_length", max=most), Dim("length", max=most - 1)
-    of_memory, of_past = ([{0: batch, 2: size}] * len(memory) for size in (width, length))
-    names = [f"{layer}.{kind}" for layer in range(config.N) for kind in ("keys", "values")]
-    kept = [f"memory.{name}" for name in names]
+    transformer_config(system, TARGET)
+    model, big = system.model, 4 * count_parameters(system.model) > MOST_BYTES
     with whole_folder(out, to=TARGET, precision="float32") as folder:
-        _write(encoder, (source,), folder / ENCODER, ["source"], kept, ({0: batch, 1: width},))
-        _write(
-            step, (source, token, past, memory), folder / DECODER,
-            ["source", "token", *(f"past.{name}" for name in names), *kept],
-            ["logits", *(f"present.{name}" for name in names)],
-            ({0: batch, 1: width}, {0: batch}, of_past, of_memory),
-        )  # fmt: skip
+        for name, graph in ((ENCODER, encoder_graph), (DECODER, step_graph)):
+            own: Any = {"location": f"{name}.data"}  # where one file would not hold the weights
+            onnx.save(graph(model), folder / name, save_as_external_data=big, **own)
         save_tokenizers(system, folder, ends=True)
         use = USE if has_sub_words(system) else USE_WORDS
         (folder / "README.md").write_text(card(system, record, use, LOST), encoding="utf-8")
 
 
-def _write(
-    graph: nn.Module, sample: tuple[Any, ...], path: Path,
-    inputs: list[str], outputs: list[str], shapes: tuple[Any, ...],
-) -> None:  # fmt: skip
-    """Trace a module and write it."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it says which packages are not installed, and not needed
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's, of its own internals
-            torch.onnx.export(
-                graph, sample, path, input_names=inputs, output_names=outputs, verbose=False,
-                dynamic_shapes=shapes, external_data=4 * count_parameters(graph) > MOST_BYTES,
-            )  # fmt: skip
-    finally:
-        logger.setLevel(level)
+class _Graph:
+    """A growing graph: each method adds nodes, and returns the name of what the last one gives."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self.names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, Tensor] = {}
+        real = self.add("Not", self.add("Equal", "source", torch.tensor(PAD)))
+        self.mask = self.add("Unsqueeze", real, torch.tensor([1, 2]))  # (batch, 1, 1, m)
+
+    def add(self, kind: str, *inputs: str | Tensor, output: str = "", **options: Any) -> str:
+        """Add a node; tensors among its inputs are stored with the graph."""
+        names = []
+        for x in inputs:
+            if isinstance(x, Tensor):
+                name = self.names.get(x, f"constant.{len(self.weights)}")
+                self.weights[name], x = x.detach(), name
+            names.append(x)
+        output = output or f"{kind}.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, names, [output], **options))
+        return output
+
+    def embed(self, stack: Any, tokens: str, start: str | Tensor, end: str) -> str:
+        """Look up ``tokens (batch, n)`` and add the positions from ``start`` to ``end``."""
+        words, places = stack
+        x = self.add("Gather", words.lut.weight, tokens)
+        x = self.add("Mul", x, torch.tensor(math.sqrt(words.d_model)))
+        return self.add("Add", x, self.add("Slice", places.pe, start, end, torch.tensor([1])))
+
+    def linear(self, x: str, layer: nn.Linear) -> str:
+        x = self.add("MatMul", x, self.add("Transpose", layer.weight))
+        return self.add("Add", x, layer.bias)
+
+    def normalize(self, x: str, layer: nn.Module) -> str:
+        if not isinstance(layer, LayerNorm):  # at the end of a post-norm stack
+            return x
+        return self.add("LayerNormalization", x, layer.weight, layer.bias, epsilon=layer.eps)
+
+    def heads(self, x: str, layer: nn.Linear, h: int, output: str = "") -> str:
+        """Project to ``(batch, n, h * d)`` and cut into ``(batch, h, n, d)``."""
+        x = self.add("Reshape", self.linear(x, layer), torch.tensor([0, 0, h, -1]))
+        return self.add("Transpose", x, perm=[0, 2, 1, 3], output=output)
+
+    def attend(self, x: str, own: Any, keys: str, values: str, mask: str = "") -> str:
+        """Attend from ``x`` to keys and values that are already cut into heads."""
+        queries = self.heads(x, own.linears[0], own.h)
+        scores = self.add("MatMul", queries, self.add("Transpose", keys, perm=[0, 1, 3, 2]))
+        scores = self.add("Div", scores, torch.tensor(math.sqrt(own.d_k)))
+        if mask:
+            scores = self.add("Where", mask, scores, torch.tensor(-math.inf))
+        weights = self.add("Softmax", scores, axis=-1)
+        if mask:  # a row of minus infinities has no softmax
+            weights = self.add("Where", mask, weights, torch.tensor(0.0))
+        mixed = self.add("Transpose", self.add("MatMul", weights, values), perm=[0, 2, 1, 3])
+        return self.linear(self.add("Reshape", mixed, torch.tensor([0, 0, -1])), own.linears[3])
+
+    def residual(self, x: str, around: Any, sublayer: Callable[[str], str]) -> str:
+        """Add a sub-layer's output, with the norm before or after."""
+        if around.order == "pre":
+            return self.add("Add", x, sublayer(self.normalize(x, around.norm)))
+        return self.normalize(self.add("Add", x, sublayer(x)), around.norm)
+
+    def feed_forward(self, x: str, layer: Any) -> str:
+        """Apply the feed-forward network of a layer in its residual connection."""
+        own = layer.feed_forward
+        return self.residual(
+            x, layer.sublayer[-1],
+            lambda x: self.linear(self.add("Relu", self.linear(x, own.w_1)), own.w_2),
+        )  # fmt: skip
+
+    def model(self, inputs: Shapes, outputs: Shapes) -> onnx.ModelProto:
+        """Return the whole; weights keep their names and shapes."""
+        kinds = dict.fromkeys(("source", "token"), onnx.TensorProto.INT64)
+        ends = [
+            helper.make_tensor_value_info(name, kinds.get(name, onnx.TensorProto.FLOAT), shape)
+            for name, shape in (inputs | outputs).items()
+        ]
+        graph = helper.make_graph(
+            self.nodes, "transformer", ends[: len(inputs)], ends[len(inputs) :],
+            [numpy_helper.from_array(w.numpy(), name) for name, w in self.weights.items()],
+        )  # fmt: skip
+        opset = [helper.make_opsetid("", OPSET)]
+        return helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
 
 
-class EncoderGraph(nn.Module):
-    """The encoder, and all that the decoder computes once for a sentence.
+def _caches(model: EncoderDecoder, kind: str, length: str) -> Shapes:
+    """Return the names and shapes of keys and values, layer by layer."""
+    owns = enumerate(layer.self_attn for layer in cast(Any, model.decoder).layers)
+    return {f"{kind}.{i}.{name}": ["batch", own.h, length, getattr(own, width)]
+            for i, own in owns for name, width in (("keys", "d_k"), ("values", "d_v"))}  # fmt: skip
+
+
+def encoder_graph(model: EncoderDecoder) -> onnx.ModelProto:
+    """Return the encoder, and all that the decoder computes once for a sentence.
 
     Inputs: ``source (batch, m)``, ids that end in the end symbol, padded. Outputs, for each layer
     of the decoder: keys ``(batch, h, m, d_k)`` and values ``(batch, h, m, d_v)`` of the memory.
     """
+    graph, encoder, decoder = _Graph(model), cast(Any, model.encoder), cast(Any, model.decoder)
+    length = graph.add("Shape", "source", start=1, end=2)
+    x = graph.embed(model.src_embed, "source", torch.tensor([0]), length)
+    for layer in encoder.layers:
 
-    def __init__(self, model: EncoderDecoder) -> None:
-        super().__init__()
-        self.model = model
+        def attend(x: str, own: Any = layer.self_attn) -> str:
+            keys, values = (graph.heads(x, w, own.h) for w in own.linears[1:3])
+            return graph.attend(x, own, keys, values, graph.mask)
 
-    def forward(self, source: Tensor) -> list[Tensor]:
-        """Encode ``source (batch, m)``; return keys and values, layer by layer."""
-        memory = self.model.encode(source, padding_mask(source, PAD))
-        found = []
-        for layer in cast(Any, self.model.decoder).layers:
-            _, w_k, w_v, _ = layer.src_attn.linears
-            found += [split_heads(w(memory), layer.src_attn.h) for w in (w_k, w_v)]
-        return found
+        x = graph.feed_forward(graph.residual(x, layer.sublayer[0], attend), layer)
+    x = graph.normalize(x, encoder.norm)
+    for i, layer in enumerate(decoder.layers):
+        for name, w in zip(("keys", "values"), layer.src_attn.linears[1:3], strict=True):
+            graph.heads(x, w, layer.src_attn.h, output=f"memory.{i}.{name}")
+    width = "source_length"
+    return graph.model({"source": ["batch", width]}, _caches(model, "memory", width))
 
 
-class StepGraph(nn.Module):
-    """One step of the decoder, for the newest position.
+def step_graph(model: EncoderDecoder) -> onnx.ModelProto:
+    """Return one step of the decoder, for the newest position.
 
     Inputs: ``source`` as the encoder's, ``token (batch,)``, the newest tokens; keys and values of
     the ``n`` positions before, ``(batch, h, n, d_k)`` and ``(batch, h, n, d_v)``, where ``n`` is 0
     at first; those of the memory. Outputs: ``logits (batch, vocabulary)``, and keys and values of
     all ``n + 1`` positions.
     """
+    graph, decoder, one = _Graph(model), cast(Any, model.decoder), torch.tensor([1])
+    n = graph.add("Shape", "past.0.keys", start=2, end=3)
+    token = graph.add("Unsqueeze", "token", one)
+    x = graph.embed(model.tgt_embed, token, n, graph.add("Add", n, one))
+    for i, layer in enumerate(decoder.layers):
 
-    def __init__(self, model: EncoderDecoder) -> None:
-        super().__init__()
-        self.model = model
+        def to_target(x: str, own: Any = layer.self_attn, i: int = i) -> str:
+            keys, values = (
+                graph.add("Concat", f"past.{i}.{name}", graph.heads(x, w, own.h), axis=2,
+                          output=f"present.{i}.{name}")
+                for name, w in zip(("keys", "values"), own.linears[1:3], strict=True)
+            )  # fmt: skip
+            return graph.attend(x, own, keys, values)
 
-    def forward(
-        self, source: Tensor, token: Tensor, past: list[Tensor], memory: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Decode ``token (batch,)`` after what is in the caches."""
-        words, places = cast(nn.Sequential, self.model.tgt_embed)
-        n, mask = past[0].size(2), padding_mask(source, PAD).unsqueeze(1)
-        x = words(token.unsqueeze(1)) + cast(PositionalEncoding, places).pe[:, n : n + 1]
-        present: list[Tensor] = []
-        decoder = cast(Any, self.model.decoder)
-        for i, layer in enumerate(decoder.layers):
-            own, caches = layer.self_attn, past[2 * i : 2 * i + 2]
+        def to_source(x: str, own: Any = layer.src_attn, memory: str = f"memory.{i}") -> str:
+            return graph.attend(x, own, f"{memory}.keys", f"{memory}.values", graph.mask)
 
-            def to_target(
-                x: Tensor, own: MultiHeadedAttention = own, caches: Sequence[Tensor] = caches
-            ) -> Tensor:
-                w_q, *others, w_o = own.linears
-                new = (split_heads(w(x), own.h) for w in others)
-                keys, values = (torch.cat(p, 2) for p in zip(caches, new, strict=True))
-                present.extend([keys, values])
-                y, _ = attention(split_heads(w_q(x), own.h), keys, values)
-                return cast(Tensor, w_o(y.transpose(1, 2).flatten(2)))
-
-            def to_source(
-                x: Tensor,
-                own: MultiHeadedAttention = layer.src_attn,
-                keys: Tensor = memory[2 * i],
-                values: Tensor = memory[2 * i + 1],
-            ) -> Tensor:
-                w_q, _, _, w_o = own.linears
-                y, _ = attention(split_heads(w_q(x), own.h), keys, values, mask)
-                return cast(Tensor, w_o(y.transpose(1, 2).flatten(2)))
-
-            x = layer.sublayer[0](x, to_target)
-            x = layer.sublayer[1](x, to_source)
-            x = layer.sublayer[2](x, layer.feed_forward)
-        proj = cast(Generator, self.model.generator).proj
-        return proj(decoder.norm(x))[:, 0], present
+        x = graph.residual(x, layer.sublayer[0], to_target)
+        x = graph.feed_forward(graph.residual(x, layer.sublayer[1], to_source), layer)
+    x = graph.add("Squeeze", graph.normalize(x, decoder.norm), one)
+    proj = cast(Generator, model.generator).proj
+    graph.add("Gemm", x, proj.weight, proj.bias, transB=1, output="logits")
+    inputs: Shapes = {"source": ["batch", "source_length"], "token": ["batch"]}
+    inputs |= _caches(model, "past", "length") | _caches(model, "memory", "source_length")
+    present = _caches(model, "present", "length_and_one")
+    return graph.model(inputs, {"logits": ["batch", proj.out_features], **present})
 
 
 class OnnxTranslator:
@@ -204,12 +249,10 @@ class OnnxTranslator:
     def __init__(self, folder: str | Path, *, threads: int = 0) -> None:
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
+        options, where = onnxruntime.SessionOptions(), ["CPUExecutionProvider"]
         options.intra_op_num_threads = threads
         self.encoder, self.decoder = (
-            onnxruntime.InferenceSession(
-                Path(folder) / name, options, providers=["CPUExecutionProvider"]
-            )
+            onnxruntime.InferenceSession(Path(folder) / name, options, providers=where)
             for name in (ENCODER, DECODER)
         )
 
