@@ -80,8 +80,7 @@ def _shape(tensor: Tensor) -> str:
 def _compare_types(wanted: Tensor, yours: Tensor, any_float: bool) -> Difference | None:
     """Compare the shapes and types of two tensors."""
     if wanted.shape != yours.shape:
-        text = f"the shape is {_shape(yours)}, but should be {_shape(wanted)}"
-        return Difference("shape", text)
+        return Difference("shape", f"the shape is {_shape(yours)}, but should be {_shape(wanted)}")
     name, other = (str(t.dtype).removeprefix("torch.") for t in (wanted, yours))
     floats = wanted.is_floating_point(), yours.is_floating_point()
     whole = not any(floats) and torch.bool not in (wanted.dtype, yours.dtype)
@@ -153,8 +152,7 @@ def brief(value: Any, most: int = 60) -> str:
     """Describe a value in a few words."""
     if isinstance(value, Tensor):
         if value.numel() <= 6:
-            numbers = value.detach().tolist()
-            return brief(numbers, most)
+            return brief(value.detach().tolist(), most)
         return f"{str(value.dtype).removeprefix('torch.')} {_shape(value)}"
     if isinstance(value, float):
         return f"{value:.4g}"
