@@ -7,7 +7,8 @@ import itertools
 import math
 import tempfile
 from bisect import bisect_right
-from functools import partial, reduce
+from dataclasses import replace
+from functools import cache, partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,9 @@ from annotated_transformer.data.corpora import Preparation, read_parallel
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.devices import mfu
 from annotated_transformer.engine.texts import line_numbers
-from annotated_transformer.exercises import NAMES, find
+from annotated_transformer.exercises import NAMES, find, machinery
+from annotated_transformer.exercises.calls import Outcome, call
+from annotated_transformer.exercises.declare import Answer, Case, Draw, Exercise
 from annotated_transformer.exercises.machinery import run
 from annotated_transformer.fast.decoding import attend_once
 from annotated_transformer.fast.sampling import Sampling
@@ -37,6 +40,29 @@ from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.translation.evaluation import bleu_counts, bleu_of_counts
 
 MISTAKES = [(name, message) for name in NAMES for message in find(name).mistakes]
+WANTED: dict[tuple[Answer, int], Outcome] = {}  # of references, by their seeds
+
+
+@cache
+def with_its_cases(name: str) -> Exercise:
+    """Return an exercise that draws the case of each seed once."""
+    exercise = find(name)
+    return replace(exercise, draw=cache(lambda seed: exercise.draw(Draw(seed))))
+
+
+@pytest.fixture
+def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the reference once with each case, not again for each mistake."""
+
+    def once(answer: Answer, case: Case, exercise: Exercise, *, seed: int) -> Outcome:
+        if answer is not exercise.reference:
+            return call(answer, case, exercise, seed=seed)
+        if (answer, seed) not in WANTED:
+            WANTED[answer, seed] = call(answer, case, exercise, seed=seed)
+        return WANTED[answer, seed]
+
+    monkeypatch.setattr(machinery, "Draw", int)  # with_its_cases makes a Draw of the seed
+    monkeypatch.setattr(machinery, "call", once)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,9 +75,10 @@ def test_the_reference_passes(name: str) -> None:
     assert all(wanted.error is None for _, wanted, _, _ in trial.tried)
 
 
+@pytest.mark.usefixtures("asked_once")
 @pytest.mark.parametrize(("name", "message"), MISTAKES)
 def test_a_mistake_is_named(name: str, message: str) -> None:
-    exercise = find(name)
+    exercise = with_its_cases(name)
     result, _ = run(name, exercise, exercise.mistakes[message])
     assert not result.passed
     assert result.mistake == message
