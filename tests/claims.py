@@ -42,8 +42,10 @@ import torch
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 PICTURES = {"show", "live", "display"}  # a cell with such a call draws, and changes nothing
-# Long experiments are run with fewer seeds here, unbroken and broken; the notebooks run them whole.
+# Long experiments are run with fewer seeds, or rates, here, unbroken and broken; the notebooks run
+# them whole.
 FEWER: dict[str, tuple[str, str]] = {
+    "model/attention": ("rates = [0.003, 0.01, 0.03, 0.1, 0.3]", "rates = [0.03, 0.1]"),
     "training/optimizer": ("for seed in range(3)]", "for seed in range(1)]"),
     "model/embeddings": ("for seed in range(4)])", "for seed in range(2)])"),
 }
