@@ -37,6 +37,7 @@ from annotated_transformer.engine.records import processor
 from annotated_transformer.engine.system import System
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.quantised import DecodingPrecision
+from annotated_transformer.fast.screen import multiplies_bytes
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.interop.onnx import OnnxTranslator
 from annotated_transformer.notation import EOS, PAD
@@ -85,9 +86,13 @@ Greedy = Callable[[list[list[int]]], list[list[int]]]
 
 
 def own_decoders(system: System, stack: contextlib.ExitStack) -> dict[str, Greedy]:
-    """Return our decoders, each with a model that keeps its weights while the stack is open."""
-    models = {name: copy.deepcopy(system.model) for name in OWN}
-    for name, precision in OWN.items():
+    """Return our decoders, each with a model that keeps its weights while the stack is open.
+
+    On processors that multiply no bytes there is none with int8.
+    """
+    own = {name: kind for name, kind in OWN.items() if kind != "int8" or multiplies_bytes()}
+    models = {name: copy.deepcopy(system.model) for name in own}
+    for name, precision in own.items():
         stack.enter_context(keep_decoder_weights(models[name], precision))
     return {name: partial(greedy_search, model) for name, model in models.items()}
 
