@@ -32,7 +32,7 @@ help:
 # What the lock names, by its hashes; PyTorch and what its build needs; the project itself. Then all must fit together.
 # uv, itself of the lock, takes seconds where pip takes half a minute, but it does not read pip's settings, so pip
 # is there if it fails.
-# Modules are compiled on all processors, but for some that are never imported.
+# Modules are compiled on all processors, but for some that are seldom or never imported.
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@awk '/^[a-z]/ {own = /^uv==/} own' requirements.txt > $(VENV)/uv.txt
