@@ -208,11 +208,11 @@ def test_wide_figures_stay_legible_on_a_phone(captions: Any) -> None:
         '<text style="font-size: 10px">word</text><text style="font-size: 7px">2</text></svg>'
     )
     figure = captions.keep_legible(drawing)
-    assert "height:auto;min-width:655px" in figure  # 10 pt are 13.3 px, and may shrink to 9.1
+    assert "height:auto;min-width:677px" in figure  # 10 pt are 13.3 px, and may shrink to 9.4
     chart = drawing.replace("720pt", "500").replace("720", "500")
     chart = chart.replace('style="font-size: 10px"', 'font-size="12px"')
     live = captions.keep_legible(f'{chart}<div class="moving" data-by="vega-embed"></div>')
-    assert live.count("min-width:379px") == 2
-    assert '<div class="moving" style="min-width:379px"' in live
+    assert live.count("min-width:392px") == 2
+    assert '<div class="moving" style="min-width:392px"' in live
     assert captions.keep_legible(figure) == figure  # once is enough
     assert captions.keep_legible("<p>text</p>") == "<p>text</p>"
