@@ -47,7 +47,7 @@ PICTURES = {"show", "live", "display"}  # a cell with such a call draws, and cha
 FEWER: dict[str, tuple[str, str]] = {
     "model/attention": ("rates = [0.003, 0.01, 0.03, 0.1, 0.3]", "rates = [0.03, 0.1]"),
     "training/optimizer": ("for seed in range(3)]", "for seed in range(1)]"),
-    "model/embeddings": ("for seed in range(4)])", "for seed in range(2)])"),
+    "model/embeddings": ("for seed in range(8)])", "for seed in range(2)])"),
 }
 # Checks that take seconds, and hold for each seed by itself. That they pass is shown, with all
 # seeds, by the notebook, which nbval runs.
