@@ -15,7 +15,7 @@ from annotated_transformer.translation.greedy import Steps
 
 
 def windows(x: Tensor, kernel: int, causal: bool) -> Tensor:
-    """Put the vectors that each position sees end to end, with zeros beyond the ends.
+    """Concatenate the vectors that each position sees, with zeros beyond the ends.
 
     Args:
         x: One vector a position, ``(batch, n, width)``.
@@ -39,7 +39,7 @@ class GatedConvolution(nn.Module):
         width: Size of the vector of a position, in and out.
         kernel: Positions that one position sees.
         dropout: Probability of dropping an element of the input.
-        causal: Whether a position sees itself and earlier ones alone.
+        causal: Whether a position sees only itself and earlier ones.
     """
 
     def __init__(self, width: int, kernel: int, dropout: float, causal: bool) -> None:
@@ -47,7 +47,7 @@ class GatedConvolution(nn.Module):
         self.kernel, self.causal = kernel, causal
         self.linear = nn.Linear(kernel * width, 2 * width)
         self.dropout = nn.Dropout(dropout)
-        # GLU leaves a quarter of the variance, dropout divides it by what is kept.
+        # GLU leaves a quarter of the variance; dropout divides it by the share kept.
         std = math.sqrt(4 * (1 - dropout) / (kernel * width))
         nn.init.normal_(self.linear.weight, std=std)
         nn.init.zeros_(self.linear.bias)

@@ -72,16 +72,16 @@ class LSTMCell(Cell):
         return o.sigmoid() * c.tanh(), c
 
 
-def gru_step(given: Tensor, kept: Tensor, h: Tensor) -> Tensor:
+def gru_step(from_input: Tensor, from_state: Tensor, h: Tensor) -> Tensor:
     """Take one step of a GRU whose products are known.
 
     Args:
-        given: The input's product for r, z and n, ``(batch, 3 * hidden)``.
-        kept: The state's product for them, likewise.
+        from_input: The input's product for r, z and n, ``(batch, 3 * hidden)``.
+        from_state: The state's product for them, likewise.
         h: The state ``(batch, hidden)``.
     """
-    r_x, z_x, n_x = given.chunk(3, dim=-1)
-    r_h, z_h, n_h = kept.chunk(3, dim=-1)
+    r_x, z_x, n_x = from_input.chunk(3, dim=-1)
+    r_h, z_h, n_h = from_state.chunk(3, dim=-1)
     r, z = (r_x + r_h).sigmoid(), (z_x + z_h).sigmoid()
     n = torch.addcmul(n_x, r, n_h).tanh()  # n_x + r * n_h
     return torch.lerp(n, h, z)  # (1 - z) * n + z * h
@@ -104,7 +104,7 @@ def sweep(
     """Run a cell along all positions of a batch.
 
     Where there is padding, the old state is carried on. So the state after the last position is
-    that after the last word, and going backward the first word is met with the first state.
+    that after the last word, and a backward sweep reaches the last word in its initial state.
 
     Args:
         cell: Makes a new state from an old one.
@@ -206,11 +206,11 @@ class Recurrent(nn.Module):
         """
         keep = _real(x, lengths)
         x = x if keep is None else x.masked_fill(~keep, 0.0)
-        begins, ends = self._begin(x, state), []
-        for layer, pair in enumerate(zip(*[self._sweeps()] * self.ways, strict=True)):
+        cells, begins, ends = self._typed_cells(), self._begin(x, state), []
+        for layer in range(self.num_layers):
             outputs = []
-            for way, cell in enumerate(pair):
-                y, end = sweep(cell, x, next(begins), keep, backward=way == 1)
+            for way in range(self.ways):
+                y, end = sweep(next(cells), x, next(begins), keep, backward=way == 1)
                 outputs.append(y)
                 ends.append(end)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
@@ -218,7 +218,7 @@ class Recurrent(nn.Module):
                 x = F.dropout(x, self.dropout, self.training)
         return x, tuple(torch.stack(part) for part in zip(*ends, strict=True))
 
-    def _sweeps(self) -> Iterator[Cell]:
+    def _typed_cells(self) -> Iterator[Cell]:
         """Yield the cells, with their type."""
         for cell in self.cells:
             assert isinstance(cell, Cell)
@@ -236,7 +236,7 @@ class Recurrent(nn.Module):
 
     def _pairs(self, other: nn.RNNBase) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield our parameters, each with its counterpart in PyTorch's layer."""
-        for number, cell in enumerate(self._sweeps()):
+        for number, cell in enumerate(self._typed_cells()):
             layer, way = divmod(number, self.ways)
             end = f"_l{layer}" + ("_reverse" if way else "")
             for ours, theirs in ((cell.from_input, "ih"), (cell.from_state, "hh")):

@@ -52,7 +52,7 @@ class RecurrentEncoder(nn.Module):
 def gru(
     inputs: int, hidden: int, layers: int, dropout: float, bidirectional: bool = False
 ) -> nn.GRU:
-    """Return PyTorch's GRU; with a single layer there is nothing for dropout to be between."""
+    """Return PyTorch's GRU; dropout acts between layers, so a single layer has none."""
     between = dropout if layers > 1 else 0.0
     return nn.GRU(
         inputs, hidden, layers, batch_first=True, dropout=between, bidirectional=bidirectional
@@ -344,7 +344,7 @@ class RecurrentTranslator(EncoderDecoder):
             ValueError: The model has no attention.
         """
         if self.config.attention == "none":
-            raise ValueError("a model with one fixed context looks nowhere")
+            raise ValueError("a model with one fixed context has no attention weights")
         memory = self.encode(src, src_mask)
         source = self.source(memory, src_mask)
         weights: Tensor | None = self.advance(tgt, source, self.decoder.start(memory))[2]

@@ -57,11 +57,12 @@ LSTM_STEP: Final = Exercise(
 
 
 def gru(
-    given: Tensor, kept: Tensor, h: Tensor, *,
+    from_input: Tensor, from_state: Tensor, h: Tensor, *,
     order: str = "rzn", turned: bool = False, reset: bool = True, candidate: Map = torch.tanh,
 ) -> Tensor:  # fmt: skip
     """Take one step of a GRU; the options make the known mistakes."""
-    a, b = (dict(zip(order, t.chunk(3, dim=-1), strict=True)) for t in (given, kept))
+    products = from_input, from_state
+    a, b = (dict(zip(order, t.chunk(3, dim=-1), strict=True)) for t in products)
     r, z = (a["r"] + b["r"]).sigmoid(), (a["z"] + b["z"]).sigmoid()
     n = candidate(a["n"] + (r * b["n"] if reset else b["n"]))
     z = 1 - z if turned else z

@@ -58,7 +58,7 @@ def train_copy_task(
     """Train a small model to copy; the defaults take less than half a minute on one core.
 
     Sequences of at most ``length`` symbols come from :func:`data_gen`; ``seed`` chooses them and
-    the first weights. The global random generator is as before afterwards.
+    the first weights. The global random generator is left unchanged.
 
     Returns:
         The model in evaluation mode, and the progress of each update.

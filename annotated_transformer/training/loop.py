@@ -37,7 +37,7 @@ def batch_loss(
     out = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (batch, n, d_model)
     log_probs = model.generator(out).flatten(0, 1)  # (batch * n, vocab)
     gold = batch.tgt_y.flatten()  # (batch * n,)
-    loss = F.cross_entropy(  # log-probabilities are logits too: their log-softmax is themselves
+    loss = F.cross_entropy(  # its log-softmax leaves log-probabilities as they are
         log_probs, gold, ignore_index=batch.pad, label_smoothing=smoothing, reduction="sum"
     )
     nll = F.nll_loss(log_probs.detach(), gold, ignore_index=batch.pad, reduction="sum")
@@ -106,7 +106,7 @@ ALONE = World()
 
 
 class LossScale:
-    """A factor that keeps small gradients from vanishing in float16; here it is 1 for good."""
+    """A factor that keeps small gradients from vanishing in float16; here always 1."""
 
     value = 1.0
 
@@ -216,7 +216,7 @@ def update(
         raise ValueError("an update needs at least one target token")
     total, nll = accumulate_gradients(
         model, batches, smoothing, tokens, loss=loss, world=world, factor=factor * world.size
-    )
+    )  # processes take the mean of their gradients, and a sum is wanted
     norm = take_step(optimizer, clip, factor)
     if scale is not None:
         scale.adapt(math.isfinite(norm))
@@ -237,7 +237,7 @@ def fit(
     accumulate: int = 1,
     loss: LossFunction = batch_loss,
 ) -> Iterator[Progress]:
-    """Train on ``batches``: each item of this generator, when asked for, is one update's result.
+    """Train on ``batches``; make an update for each item asked for, and yield its result.
 
     Args:
         model: Is set to training mode, and set to it again if the caller has left it.

@@ -89,7 +89,7 @@ def stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 class _Done:
-    """The finished outputs of every sentence, the best first; an empty limit allows one."""
+    """The finished outputs of every sentence, the best first; a limit of 0 gives the empty one."""
 
     def __init__(self, limits: list[int], alpha: float, n_best: int, special: SpecialIds) -> None:
         self.alpha, self.n_best, self.special = alpha, n_best, special

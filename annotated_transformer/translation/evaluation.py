@@ -42,7 +42,7 @@ def bleu_of_counts(counts: NDArray[Any]) -> NDArray[np.float64]:
     words, wanted = counts[..., 0], counts[..., 1]
     matches, totals = counts[..., 2 : 2 + ORDERS], counts[..., 2 + ORDERS :]
     zeros = np.cumsum(matches == 0, axis=-1)
-    smoothed = np.where(matches > 0, matches, 0.5**zeros)
+    smoothed = np.where(matches > 0, matches, 0.5**zeros)  # no factor of zero, see below
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(smoothed / totals).mean(axis=-1)
         brevity = np.minimum(0.0, 1 - wanted / words)
@@ -208,8 +208,8 @@ class Comparison:
         second: BLEU of the second.
         low: Lower end of the interval that holds 95 % of the resampled differences.
         high: Upper end of that interval.
-        p: Share of draws whose difference lies further from the mean of all draws than the
-            outputs' own difference from zero; 1 if the outputs score the same.
+        p: Share of draws whose absolute difference exceeds the mean of these by more than the
+            outputs' own absolute difference; 1 if the outputs score the same.
     """
 
     first: float

@@ -77,7 +77,7 @@ def decode_greedily(steps: Steps, limits: Tensor, special: SpecialIds = SPECIAL_
         left = active.nonzero()[:, 0]
         if not len(left):
             break
-        if (size := round_up(len(left))) < len(rows):  # finished sentences leave the batch
+        if (size := round_up(len(left))) < len(rows):  # ended ones leave, down to a round size
             left = torch.cat([left, (~active).nonzero()[: size - len(left), 0]])
             rows, token, active = rows[left], token[left], active[left]
             steps.select(left)
@@ -168,10 +168,10 @@ def greedy_search(
     start: StartSteps = readable_steps,
     special: SpecialIds = SPECIAL_IDS,
 ) -> list[list[int]]:
-    """Translate token ids into token ids, one sentence independently of the others.
+    """Translate token ids into token ids, each sentence independently of the others.
 
     Args:
-        model: Is in evaluation mode meanwhile.
+        model: Put into evaluation mode meanwhile.
         sources: Tokens of each sentence, without special symbols; may be empty.
         max_len: Most tokens of an output, apart from the limits by ``extra`` and positions.
         extra: How many tokens an output may exceed its source by (§6.1).

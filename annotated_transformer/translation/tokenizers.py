@@ -215,7 +215,7 @@ class BPETokenizer(SubwordVocabulary):
         return tokenizer
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text, exactly as it was encoded, or else in lower case."""
+        """Return the text as it was encoded, or, with ``lowercase``, in lower case."""
         return spelled_out(self.checked(ids), self._backend)
 
     def tokens(self, ids: Iterable[int]) -> list[str]:

@@ -394,7 +394,7 @@ def test_configurations_that_cannot_be_built_are_refused(
 
 def test_a_fixed_context_has_no_alignment() -> None:
     tokens = torch.tensor([[4, 5]])
-    with pytest.raises(ValueError, match="looks nowhere"):
+    with pytest.raises(ValueError, match="has no attention weights"):
         make("none").alignment(tokens, tokens)
 
 
