@@ -123,7 +123,7 @@ def windowed_attention(
 
 
 def _near(n: int, reach: int, b: int, device: torch.device) -> Tensor:
-    """Return who sees whom in each block, ``(blocks, b, b + 2 * reach)``."""
+    """Return which keys each query sees, ``(blocks, b, b + 2 * reach)``."""
     start = torch.arange(0, n, b, device=device).view(-1, 1, 1)
     row = torch.arange(b, device=device).view(-1, 1)
     column = torch.arange(b + 2 * reach, device=device)
