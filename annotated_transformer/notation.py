@@ -11,7 +11,7 @@ SPECIAL_TOKENS: Final = ("<pad>", "<s>", "</s>", "<unk>")  #: In the order of th
 
 
 class SpecialIds(NamedTuple):
-    """The ids of padding, beginning and end, for a vocabulary that has others than ours."""
+    """The ids of padding, beginning and end, for a vocabulary whose ids differ from ours."""
 
     pad: int = PAD
     bos: int = BOS

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Mask: TypeAlias = Tensor | None  # boolean, true = may attend; none: to everything
+Mask: TypeAlias = Tensor | None  # boolean, true = may attend; None: no mask
 Memory: TypeAlias = Tensor | None  # the encoder's output; None for layers that do not attend to it
 Norm = Literal["post", "pre"]
 
