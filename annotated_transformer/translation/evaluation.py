@@ -42,7 +42,7 @@ def bleu_of_counts(counts: NDArray[Any]) -> NDArray[np.float64]:
     words, wanted = counts[..., 0], counts[..., 1]
     matches, totals = counts[..., 2 : 2 + ORDERS], counts[..., 2 + ORDERS :]
     zeros = np.cumsum(matches == 0, axis=-1)
-    smoothed = np.where(matches > 0, matches, 0.5**zeros)  # no factor of zero, see below
+    smoothed = np.where(matches > 0, matches, 0.5**zeros)  # no factor of zero
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(smoothed / totals).mean(axis=-1)
         brevity = np.minimum(0.0, 1 - wanted / words)
