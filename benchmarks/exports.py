@@ -36,7 +36,7 @@ from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.engine.records import processor
 from annotated_transformer.engine.system import System
 from annotated_transformer.fast.decoding import keep_decoder_weights
-from annotated_transformer.fast.quantised import DecodingPrecision
+from annotated_transformer.fast.quantized import DecodingPrecision
 from annotated_transformer.fast.screen import multiplies_bytes
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.interop.onnx import OnnxTranslator

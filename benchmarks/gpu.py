@@ -296,8 +296,8 @@ def profile(scale: Scale, device: torch.device) -> Record:
         one = partial(update, module, [batch], optimizer, smoothing=0.1, loss=replica_loss)
         for _ in range(3):
             one()
-        start = wait_for(device)
         with torch.profiler.profile(activities=activities) as seen:
+            start = wait_for(device)  # the profiler's own start is not counted
             one()
             seconds = wait_for(device) - start
         key = "self_device_time_total" if kind == "cuda" else "self_cpu_time_total"

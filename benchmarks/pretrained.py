@@ -35,7 +35,7 @@ from annotated_transformer.pretrained import (
     SUMS,
     WORD,
     load_pretrained,
-    quantise,
+    quantize,
 )
 from annotated_transformer.translation.evaluation import score
 from benchmarks.records import keep, origin
@@ -107,7 +107,7 @@ def store(system: System, words: dict[str, list[str]], folder: Path) -> None:
         "words.json": json.dumps(words, indent=0, ensure_ascii=False),
     }
     data = {name: f"{text}\n".encode() for name, text in texts.items()}
-    data["model.safetensors"] = save(quantise(weights_of(system.model)))
+    data["model.safetensors"] = save(quantize(weights_of(system.model)))
     sums = [f"{hashlib.sha256(data[name]).hexdigest()}  {name}\n" for name in FILES]
     for name, content in {**data, SUMS: "".join(sums).encode()}.items():
         write_atomically(folder / name, content)

@@ -17,7 +17,7 @@ import torch
 
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.products import prepare_cpu
-from annotated_transformer.fast.quantised import DecodingPrecision
+from annotated_transformer.fast.quantized import DecodingPrecision
 from annotated_transformer.fast.search import beam_search, greedy_search
 from annotated_transformer.model.transformer import build_model
 from annotated_transformer.notation import EOS, UNK

@@ -364,7 +364,7 @@ class Rung:
 LADDER: Sequence[Rung] = (
     Rung("the article's form", "the readable layer, padding computed", no_change),
     Rung("sorted batches", "batches from length-sorted pools", sort_batches),
-    Rung("fused norm", "normalisation in one kernel", fuse_norm),
+    Rung("fused norm", "normalization in one kernel", fuse_norm),
     Rung("fused attention", "no weights kept", fuse_attention),
     Rung("packed rows", "padding is not computed", skip_padding),
     Rung("loss in chunks", "no dense target, few logits at a time", chunk_loss),

@@ -21,7 +21,7 @@ from annotated_transformer.engine.system import System, join_systems
 from annotated_transformer.engine.treebanks import TREEBANKS, is_parser, load_treebank
 from annotated_transformer.fast.model import can_accelerate
 from annotated_transformer.fast.products import prepare_cpu
-from annotated_transformer.fast.quantised import DecodingPrecision, check_precision
+from annotated_transformer.fast.quantized import DecodingPrecision, check_precision
 from annotated_transformer.pretrained import Pretrained, load_pretrained
 from annotated_transformer.translation.beam_search import check_search
 

@@ -230,7 +230,7 @@ def read_parallel(
 
     Args:
         source: The file in the first language, plain or compressed, in UTF-8; the formats of
-            test sets and IWSLT are recognised by name, see :func:`text_format`.
+            test sets and IWSLT are recognized by name, see :func:`text_format`.
         target: The file in the second language.
         languages: The two languages, for labels only.
         name: The corpus, for records.

@@ -17,7 +17,7 @@ from annotated_transformer.engine.config import Options, UsageError, flag
 from annotated_transformer.engine.texts import Tokenizers
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.ensemble import Ensemble
-from annotated_transformer.fast.quantised import DecodingPrecision
+from annotated_transformer.fast.quantized import DecodingPrecision
 from annotated_transformer.fast.sampling import Sampling, sample
 from annotated_transformer.fast.search import beam_search, greedy_search
 from annotated_transformer.model.architecture import EncoderDecoder

@@ -21,7 +21,7 @@ MODULES: Final = {
     "updates": "learning_rate adam_step label_smoothing dropout average_checkpoints average_last",
     "words": "bpe_merge bpe_best_pair bpe_encode ngram_precision bleu",
     "decoding": "greedy_decode length_penalty beam_step beam_search",
-    "using": "nucleus next_batch quantise_rows",
+    "using": "nucleus next_batch quantize_rows",
     "trees": "linearize",
     "background": "lstm_step gru_step additive_attention causal_convolution paired_interval",
     "counting": "layers_to_reach one_query training_cost model_parameters",

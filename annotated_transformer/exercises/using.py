@@ -80,7 +80,7 @@ NEXT_BATCH: Final = Exercise(
 )  # fmt: skip
 
 
-def quantise_rows(
+def quantize_rows(
     weight: Tensor, *, dim: tuple[int, ...] = (1,), most: int = 127, zero: int = 1, power: int = 1,
     size: Callable[[Tensor], Tensor] = torch.abs, whole: Callable[[Tensor], Tensor] = torch.round,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -90,20 +90,20 @@ def quantise_rows(
     return whole(weight.detach() / scale).to(torch.int8), scale.flatten() ** power
 
 
-QUANTISE_ROWS: Final = Exercise(
-    quantise_rows,
+QUANTIZE_ROWS: Final = Exercise(
+    quantize_rows,
     [(torch.tensor(rows).double(),) for rows in (
         [[1.0, -2.54, 0.5], [12.7, 6.0, -3.06]], [[0.0, 0.0], [1.0, 3.0]], [[-5.0, 0.7, 1.0]])],
     lambda draw: (draw.normal(3, draw.integer(1, 5)) * draw.integers(0, 4, 3, 1),),
     {
-        "cut off, not rounded": partial(quantise_rows, whole=torch.trunc),
-        "a scale for each column": partial(quantise_rows, dim=(0,)),
+        "cut off, not rounded": partial(quantize_rows, whole=torch.trunc),
+        "a scale for each column": partial(quantize_rows, dim=(0,)),
         "one scale for the whole matrix": lambda weight: (
-            quantise_rows(weight, dim=(0, 1))[0],
-            quantise_rows(weight, dim=(0, 1))[1].expand(len(weight))),
-        "the largest value, not the largest magnitude": partial(quantise_rows, size=torch.positive),
-        "128 does not fit into int8: use 127": partial(quantise_rows, most=128),
-        "the scale is inverted: multiply by it to get back": partial(quantise_rows, power=-1),
-        "the scale of a row of zeros is 0, and 0 / 0 is NaN": partial(quantise_rows, zero=0),
+            quantize_rows(weight, dim=(0, 1))[0],
+            quantize_rows(weight, dim=(0, 1))[1].expand(len(weight))),
+        "the largest value, not the largest magnitude": partial(quantize_rows, size=torch.positive),
+        "128 does not fit into int8: use 127": partial(quantize_rows, most=128),
+        "the scale is inverted: multiply by it to get back": partial(quantize_rows, power=-1),
+        "the scale of a row of zeros is 0, and 0 / 0 is NaN": partial(quantize_rows, zero=0),
     },
 )  # fmt: skip

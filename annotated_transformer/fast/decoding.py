@@ -18,7 +18,7 @@ from annotated_transformer.fast.linear import (
 )
 from annotated_transformer.fast.model import FastModel, can_accelerate, normalize
 from annotated_transformer.fast.packing import PackedMask, Rows
-from annotated_transformer.fast.quantised import (
+from annotated_transformer.fast.quantized import (
     LINEARS,
     DecodingPrecision,
     bfloat16_is_fast,

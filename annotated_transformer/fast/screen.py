@@ -108,7 +108,7 @@ def byte_scale(x: Tensor, dim: int | None = None) -> Tensor:
 
 
 def to_bytes(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise to integers times a scale.
+    """Quantize to integers times a scale.
 
     Args:
         x: ``(rows, d)``.

@@ -146,5 +146,5 @@ def _embedding(stack: nn.Module) -> tuple[Any, Any]:
 
 
 def _plain(tensor: Tensor) -> Any:
-    """Return a copy in float32: CTranslate2 quantises its arrays where they are."""
+    """Return a copy in float32: CTranslate2 quantizes its arrays where they are."""
     return tensor.detach().cpu().float().numpy().copy()

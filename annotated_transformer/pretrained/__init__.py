@@ -148,7 +148,7 @@ def trace(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
 # --- files -----------------------------------------------------------------------------------
 
 
-def quantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def quantize(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return matrices as 8-bit integers with a scale for each row; vectors stay in float32."""
     found = {}
     for name, tensor in weights.items():
@@ -161,8 +161,8 @@ def quantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def dequantise(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the float32 weights that :func:`quantise` has stored."""
+def dequantize(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the float32 weights that :func:`quantize` has stored."""
     found = {}
     for name, tensor in stored.items():
         if f"{name}.scale" in stored:
@@ -209,7 +209,7 @@ def build(data: Mapping[str, bytes], stored: Mapping[str, Tensor]) -> Pretrained
     if not isinstance(tokenizer, BPETokenizer):
         raise ValueError("tokenizer.json holds no byte-pair encoding")
     model = build_model(len(tokenizer), len(tokenizer), ModelConfig(**sizes))
-    weights, own = dequantise(stored), dict(model.named_parameters())
+    weights, own = dequantize(stored), dict(model.named_parameters())
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
         raise ValueError("the weights do not match config.json")
     with torch.no_grad():

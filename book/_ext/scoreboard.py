@@ -159,7 +159,7 @@ def worst(statuses: Iterable[str]) -> str:
     return max(statuses, key=STATUSES.index, default=OPEN)
 
 
-def summarise(board: dict[str, list[Verdict]]) -> Counter[str]:
+def summarize(board: dict[str, list[Verdict]]) -> Counter[str]:
     """Count the claims by their most cautious status; where only some parts ran, in part."""
     counts: Counter[str] = Counter()
     for verdicts in board.values():
@@ -273,7 +273,7 @@ def plural(status: str) -> str:
 
 def summary(claims: dict[str, Claim], board: dict[str, list[Verdict]]) -> nodes.Node:
     """Return a paragraph with the counts."""
-    counts = summarise(board)
+    counts = summarize(board)
     words = [
         f"{counts[status]} {status if counts[status] == 1 else plural(status)}"
         for status in (*STATUSES[:3], FAILS_AT_OUR_SCALE, FAILS, "settled in part", OPEN)

@@ -13,8 +13,8 @@ from annotated_transformer.cli import systems, translate
 from annotated_transformer.cli.main import main
 from annotated_transformer.engine.checkpoints import load_system, load_tensors, save_tensors
 from annotated_transformer.engine.system import System, translate_lines
-from annotated_transformer.fast import decoding, quantised
-from annotated_transformer.fast.quantised import Bfloat16Linear, Int8Linear
+from annotated_transformer.fast import decoding, quantized
+from annotated_transformer.fast.quantized import Bfloat16Linear, Int8Linear
 from annotated_transformer.fast.screen import multiplies_bytes
 from annotated_transformer.pretrained import FOLDER, RUNNING, load_pretrained
 from tests.cli.command import Capture, fails, full_device, write
@@ -66,7 +66,7 @@ def test_a_precision_reaches_every_product(
 def test_a_precision_that_cannot_be(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantised, "multiplies_bytes", lambda: False)
+    monkeypatch.setattr(quantized, "multiplies_bytes", lambda: False)
     words = ["translate", str(trained), "--precision"]
     assert "--precision int8: this processor multiplies no bytes" in fails(capsys, *words, "int8")
     monkeypatch.setattr(systems, "can_accelerate", lambda _: False)

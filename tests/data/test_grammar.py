@@ -25,7 +25,7 @@ from annotated_transformer.data.grammar import (
     lexicon,
     split_of,
 )
-from annotated_transformer.data.grammar.pairs import LONGEST, SHORTEST, detokenise
+from annotated_transformer.data.grammar.pairs import LONGEST, SHORTEST, detokenize
 
 
 @lru_cache
@@ -438,7 +438,7 @@ def test_grammar_refuses_what_it_does_not_have() -> None:
 
 
 @given(st.lists(st.sampled_from(["der", "Mann", ",", ".", "?", "geht"])))
-def test_detokenise_keeps_the_words(words: list[str]) -> None:
-    text = detokenise(words)
+def test_detokenize_keeps_the_words(words: list[str]) -> None:
+    text = detokenize(words)
     assert text.replace(" ", "") == "".join(words)
     assert not re.search(r" [,.?]", text)

@@ -75,7 +75,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packer", sorted(PACKERS))
-def test_what_is_packed_is_recognised_by_its_content(tmp_path: Path, packer: str) -> None:
+def test_what_is_packed_is_recognized_by_its_content(tmp_path: Path, packer: str) -> None:
     path = tmp_path / "no_ending"
     path.write_bytes(PACKERS[packer](b"a\n"))
     assert read_lines(path) == ["a"]

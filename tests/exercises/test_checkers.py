@@ -349,7 +349,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("model_parameters", row_by_building),
     ("nucleus", nucleus_of_package),
     ("next_batch", batch_of_server),
-    ("quantise_rows", rows_by_numpy),
+    ("quantize_rows", rows_by_numpy),
     ("training_cost", lambda days, gpus, rate: rate * 1e12 * 86_400 * gpus * days),
     ("learning_rate", lambda s, d, w: d**-0.5 * min(1 / s**0.5, s / w**1.5)),
     ("cached_attention", cached_one_by_one),

@@ -19,7 +19,7 @@ from annotated_transformer.fast.decoding import (
     start_steps,
 )
 from annotated_transformer.fast.linear import CHUNK, OnednnLinear, PlainLinear, most_probable
-from annotated_transformer.fast.quantised import DecodingPrecision
+from annotated_transformer.fast.quantized import DecodingPrecision
 from annotated_transformer.fast.screen import Screen, multiplies_bytes
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.attention import attention

@@ -269,7 +269,7 @@ class LowRank(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A parametrisation."""
+    """A parametrization."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return 3 * weight
@@ -288,7 +288,7 @@ def low_rank_generator(net: EncoderDecoder) -> None:
     net.set_submodule("generator.proj", LowRank(part_of(net, "generator.proj", nn.Linear)))
 
 
-def parametrised(net: EncoderDecoder) -> None:
+def parametrized(net: EncoderDecoder) -> None:
     layer = net.get_submodule("encoder.layers.0.feed_forward.w_1")
     parametrize.register_parametrization(layer, "weight", Scaled())
 
@@ -325,7 +325,7 @@ def own_encode(net: EncoderDecoder) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *(doubled_attention, low_rank_projection, low_rank_generator, parametrised, hooked),
+        *(doubled_attention, low_rank_projection, low_rank_generator, parametrized, hooked),
         *(hooked_before, own_forward, other_norm, other_embedding, own_encode),
     ],
 )

@@ -161,7 +161,7 @@ def test_only_published_notebooks_name_a_repository(
     assert "BOOK_REPOSITORY_URL" in capsys.readouterr().err
 
 
-def test_cell_of_a_synchronised_chapter_is_not_doubled() -> None:
+def test_cell_of_a_synchronized_chapter_is_not_doubled() -> None:
     head = nbformat.v4.new_markdown_cell("# A chapter")
     old = nbformat.v4.new_code_cell("install()", metadata={"tags": [colab.TAG]})
     code = nbformat.v4.new_code_cell("x = 1")

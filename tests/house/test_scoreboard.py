@@ -67,7 +67,7 @@ def test_every_claim_is_counted_once() -> None:
         "e": scoreboard.settle(claim("R"), []),
         "f": scoreboard.settle(claim("PM"), [cell("P"), cell("M", stated=UNRESOLVED)]),
     }
-    assert scoreboard.summarise(board) == {
+    assert scoreboard.summarize(board) == {
         HOLDS: 1,
         AT_OUR_SCALE: 1,
         "settled in part": 1,

@@ -44,7 +44,7 @@ def test_500_sentences_are_translated_as_by_us(
     system = ours.embedded()
     before = {name: tensor.clone() for name, tensor in system.model.state_dict().items()}
     export_ctranslate2(system, tmp_path / "out", precision=precision)
-    # It quantises arrays where they are: ours must be others.
+    # It quantizes arrays where they are: ours must be others.
     assert all(torch.equal(before[name], now) for name, now in system.model.state_dict().items())
     found = translate(tmp_path / "out", list(ours.sentences().source))
     if precision == "float32":

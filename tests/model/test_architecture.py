@@ -1,4 +1,4 @@
-"""Wiring, stacks, sub-layers and layer normalisation against plain arithmetic."""
+"""Wiring, stacks, sub-layers and layer normalization against plain arithmetic."""
 
 import copy
 from collections.abc import Callable
@@ -175,7 +175,7 @@ def test_clones_share_nothing() -> None:
     assert torch.equal(copies.get_parameter("0.weight"), copies.get_parameter("2.weight"))
 
 
-# Layer normalisation
+# Layer normalization
 
 
 @settings(max_examples=30)

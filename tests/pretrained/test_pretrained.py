@@ -24,9 +24,9 @@ from annotated_transformer.pretrained import (
     SUMS,
     Pretrained,
     PretrainedError,
-    dequantise,
+    dequantize,
     load_pretrained,
-    quantise,
+    quantize,
 )
 from annotated_transformer.translation.greedy import greedy_search
 
@@ -95,11 +95,11 @@ def test_the_record_is_that_of_these_files() -> None:
 
 def test_matrices_take_8_bits_and_a_scale_for_each_row() -> None:
     matrix = torch.tensor([[1.27, -0.5, 0.014], [0.0, 0.0, 0.0]])
-    stored = quantise({"m": matrix, "v": torch.tensor([0.1, 0.2])})
+    stored = quantize({"m": matrix, "v": torch.tensor([0.1, 0.2])})
     assert stored["m"].dtype == torch.int8
     assert stored["m"].tolist() == [[127, -50, 1], [0, 0, 0]]
     assert stored["m.scale"][0].item() == pytest.approx(0.01)
-    again = dequantise(stored)
+    again = dequantize(stored)
     assert set(again) == {"m", "v"}
     assert again["m"].tolist() == [pytest.approx([1.27, -0.5, 0.01]), [0, 0, 0]]
     assert torch.equal(again["v"], torch.tensor([0.1, 0.2]))
@@ -107,7 +107,7 @@ def test_matrices_take_8_bits_and_a_scale_for_each_row() -> None:
 
 def test_what_is_stored_would_be_stored_so_again(found: Pretrained) -> None:
     stored = load_file(FOLDER / "model.safetensors")
-    again = quantise(dict(found.model.named_parameters()))
+    again = quantize(dict(found.model.named_parameters()))
     assert set(again) == set(stored)
     for name, tensor in stored.items():
         exact = tensor.dtype == torch.int8 or f"{name}.scale" not in stored

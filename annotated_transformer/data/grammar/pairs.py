@@ -32,7 +32,7 @@ class Coreference:
     german: tuple[int, int]
 
 
-def detokenise(words: Iterable[str]) -> str:
+def detokenize(words: Iterable[str]) -> str:
     """Join words with spaces; punctuation marks are attached to the preceding word."""
     return "".join(word if word in MARKS else f" {word}" for word in words).lstrip(" ")
 
@@ -62,7 +62,7 @@ class Pair:
 
     def text(self, language: str) -> str:
         """Return the sentence in ``en`` or ``de``, as it is usually written."""
-        return detokenise(self.words(language))
+        return detokenize(self.words(language))
 
     def spans(self, language: str) -> tuple[tuple[int, int], ...]:
         """Return where each word starts and ends in the text, in characters."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.fast.decoding import keep_decoder_weights
-from annotated_transformer.fast.quantised import (
+from annotated_transformer.fast.quantized import (
     LINEARS,
     Bfloat16Linear,
     DecodingPrecision,
@@ -92,7 +92,7 @@ def test_translations_stay_within_three_tenths_of_a_bleu(precision: DecodingPrec
 def test_int8_is_refused_where_bytes_are_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="it is for the CPU"):
         check_precision("int8", "cuda")
-    monkeypatch.setattr("annotated_transformer.fast.quantised.multiplies_bytes", lambda: False)
+    monkeypatch.setattr("annotated_transformer.fast.quantized.multiplies_bytes", lambda: False)
     with pytest.raises(ValueError, match="multiplies no bytes; use bfloat16"):
         check_precision("int8", "cpu")
     check_precision("bfloat16", "cuda")
