@@ -508,7 +508,7 @@ def test_another_seed_in_the_records_breaks_nothing(
     store(tmp_path, "recurrent-running.json", running)
     monkeypatch.chdir(tmp_path)
     names = run_cells(LENGTHS)
-    assert [row[0] for row in names["by_form"]] == list(record["updates"])
+    assert [row[0] for row in names["by_form"]] == [names["names"][f] for f in record["updates"]]
     assert len(names["of_seeds"]("dot", "exact", "4")) == len(record["runs"])
     assert "0.0%" not in str(names["by_choice"])
     names = run_cells(TRANSLATIONS)
