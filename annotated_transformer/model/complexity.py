@@ -150,7 +150,7 @@ class RestrictedSelfAttention(SelfAttention):
             ValueError: The mask differs from query to query.
         """
         if mask is not None and mask.size(-2) != 1:
-            raise ValueError("the neighbourhood is the mask of pairs: give one of keys alone")
+            raise ValueError(f"mask {tuple(mask.shape)}: give one for all queries, (..., 1, n)")
         return windowed_attention(q, k, v, self.r, self.block, mask=mask)
 
 

@@ -211,7 +211,7 @@ def test_no_middle_no_layer() -> None:
         with pytest.raises(ValueError, match="has no middle"):
             make()
     assert Convolution(2, 2, causal=True).double()(x).shape == x.shape
-    with pytest.raises(ValueError, match="neighbourhood is the mask of pairs"):
+    with pytest.raises(ValueError, match="one for all queries"):
         RestrictedSelfAttention(4, 3)(torch.randn(1, 5, 4), neighbourhood_mask(5, 3))
 
 
