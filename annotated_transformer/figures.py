@@ -285,8 +285,8 @@ class _PlainLog(LogFormatterSciNotation):
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         """Return the label of a tick, empty where too many would stand close together."""
-        text: str = super().__call__(x, pos)
-        return f"{x:g}" if text and 1e-3 <= x <= 1e4 else text
+        text, view = super().__call__(x, pos), cast(Any, self.axis).get_view_interval()
+        return f"{x:,g}" if text and view[0] > 1e-5 and view[1] < 1e6 else str(text)
 
 
 def _scale(axes: Axes, log_x: bool, log_y: bool) -> None:

@@ -78,11 +78,10 @@ def layout(tree: Node) -> tuple[Placed, float, float]:
     return root, right, (deepest + 1) * ROW + GAP
 
 
-def draw_svg(tree: Node) -> str:
+def draw_svg(tree: Node, text: str = "") -> str:
     """Draw a tree as an SVG element, root on top, in the colour of the text around it."""
     root, width, height = layout(tree)
-    lines, names, words = [], [], []
-    waiting = [root]
+    lines, names, words, waiting = [], [], [], [root]
     while waiting:
         node = waiting.pop()
         slant = ' font-style="italic"' if node.word else ""
@@ -90,14 +89,13 @@ def draw_svg(tree: Node) -> str:
         for part in node.parts:
             ends = f'y1="{node.y + 5}" x2="{part.x:.1f}" y2="{part.y - 15}"'
             lines.append(f'<line x1="{node.x:.1f}" {ends}/>')
-            if part.word:
-                words.append(part.text)
+        words += [part.text for part in node.parts if part.word]
         waiting += reversed(node.parts)
-    label = html.escape(f"Tree of the sentence: {' '.join(words)}")
+    label = html.escape(text or f"Tree of the sentence: {' '.join(words)}")
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
     style = 'style="max-width:100%;height:auto" font-family="sans-serif" font-size="14"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" {size} {style}>'
+        f'<svg role="img" aria-label="{label}" {style} {size} xmlns="http://www.w3.org/2000/svg">'
         f'<g stroke="currentColor" stroke-width="1" stroke-opacity="0.5">{"".join(lines)}</g>'
         f'<g fill="currentColor" text-anchor="middle">{"".join(names)}</g></svg>'
     )
@@ -108,10 +106,11 @@ class TreePicture:
     """A tree drawn in a notebook, and as text where there is no HTML."""
 
     tree: Node
+    text: str = ""  #: What the picture shows; the sentence by default.
 
     def __repr__(self) -> str:
         """Return the tree drawn as text."""
         return draw_text(self.tree)
 
     def _repr_html_(self) -> str:
-        return draw_svg(self.tree)
+        return draw_svg(self.tree, self.text)

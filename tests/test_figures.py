@@ -238,8 +238,12 @@ def test_lines_hold_their_series() -> None:
         ticks = figure.axes[0].yaxis.get_ticklabels(which="both")
         labels = [tick.get_text() for tick in ticks if tick.get_text()]
         assert {"1"} < set(labels)
-        assert all(float(label) for label in labels)
+        assert all(float(label.replace(",", "")) for label in labels)
         assert len(labels) < 14
+    figure = lines({"a": ([1, 2], [1e-6, 1])}, **AXES, log_y=True)  # one notation on an axis
+    figure.canvas.draw()
+    labels = [tick.get_text() for tick in figure.axes[0].yaxis.get_ticklabels(which="both")]
+    assert all("10^{" in label for label in labels if label)
     drawn = {line.get_label(): line for line in axes.lines}
     assert list(drawn) == list(CURVES)
     for name, (x, y) in CURVES.items():

@@ -1,6 +1,7 @@
 """What our small Sphinx extensions add to a page."""
 
 import importlib.util
+import re
 import sys
 import types
 from pathlib import Path
@@ -162,3 +163,16 @@ def test_titles_leave_the_sections_and_keep_lists_of_pages() -> None:
     assert "Section" in toc.astext()  # for the page's own contents
     inner[0] += addnodes.toctree()
     assert quick.titles(toc) is toc
+
+
+def test_columns_of_numbers_stand_at_the_right() -> None:
+    """Gaps are no words, and one word makes a column one of words."""
+    rows = [("row", "score", "note"), ("1 head", "12.3 ± 0.4", "1"), ("2", "–", "one"),
+            ("3", "−1,000", "")]  # fmt: skip
+    lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+    table = f'<table class="dataframe"><tr>{"</tr><tr>".join(lines)}</tr></table>'
+    other = "<table><tr><td>1</td></tr></table>"
+    found = extension("tables").align_numbers(f"<p>{table}</p>{other}")
+    marked = re.findall(r'<td class="number">(.*?)</td>', found)
+    assert marked == ["score", "12.3 ± 0.4", "–", "−1,000"]
+    assert re.sub(' class="number"', "", found) == f"<p>{table}</p>{other}"

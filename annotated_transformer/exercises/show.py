@@ -36,7 +36,8 @@ def _draw(ax: Axes, matrix: Tensor | None, title: str, like: Any) -> Any:
         ax.text(0.5, 0.5, EMPTY, ha="center", va="center", transform=ax.transAxes)
         return None
     rows, columns = (range(count) for count in matrix.shape)
-    heatmap(matrix, rows, columns, row_label="row", column_label="column", title=title, ax=ax)
+    heatmap(matrix, rows, columns, row_label="row", column_label="column", title=title, ax=ax,
+            annotate=matrix.numel() <= 12, limits=like[1] if like else None)  # fmt: skip
     mesh: Any = ax.collections[0]
     if mesh.colorbar is None:  # true and false
         return None
@@ -56,8 +57,7 @@ def draw_examples(name: str, examples: Sequence[Example]) -> Picture | None:
     for i, (_, first, second) in enumerate(examples):
         like = _draw(axes[0, i], _matrix(first.value), f"expected, example {i + 1}", None)
         _draw(axes[1, i], _matrix(second.value), f"yours, example {i + 1}", like)
-    text = f"Three examples of {name}: expected results above, what your function returns below."
-    return show(figure, text)
+    return show(figure, f"Three examples of {name}: expected above, what yours returns below.")
 
 
 def _short(outcome: Outcome) -> str:

@@ -161,6 +161,7 @@ def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Fi
         ax.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
         ax.tick_params(labelsize=8)
         ax.grid(visible=False)
+    figure.colorbar(axes[0, 0].collections[0], ax=axes.ravel().tolist(), label="weight")
     figure.supylabel("query", fontsize="medium")
     figure.supxlabel("key", fontsize="medium")
     return figure

@@ -294,7 +294,8 @@ def row_of(
     name = nodes.paragraph("", "", target, nodes.strong("", claim.id))
     statement = nodes.paragraph("", "", *inline(claim.claim))
     kind = "; a definition" if claim.definition else ""
-    statement += nodes.inline("", f" (§\u00a0{claim.section}{kind})", classes=["section"])
+    where = nodes.inline("", f"(§\u00a0{claim.section}{kind})", classes=["section"])
+    statement += [nodes.Text(" "), where]
     checks: list[nodes.Node] = []
     states: list[nodes.Node] = []
     for verdict in verdicts:
@@ -316,7 +317,7 @@ def status_of(
         line.insert(0, nodes.Text(f"{KINDS[verdict.part.kind]}: "))
     for number, cell in enumerate(verdict.cells, start=1):
         uri = app.builder.get_relative_uri(docname, cell.page) + f"#{cell.anchor}"
-        label = "cell" if len(verdict.cells) == 1 else f"cell {number}"
+        label = "cell" if len(verdict.cells) == 1 else f"cell\u00a0{number}"
         line += [nodes.Text(", "), nodes.reference("", label, refuri=uri, internal=True)]
     found: list[nodes.Node] = [line]
     if verdict.part.kind == "R" and verdict.status == OPEN:
