@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 TABLE = re.compile(r'<table class="dataframe">.*?</table>', re.DOTALL)
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 CELL = re.compile(r"<(th|td)>(.*?)</\1>", re.DOTALL)
-NUMBER = re.compile(r"[+\-−]?[\d.,]+(e[+\-]\d+)?( ± [\d.]+)?( ?%| MB| s)?")
+NUMBER = re.compile(r"[+\-−]?[\d.,]+(e[+\-]\d+)?( ± [\d.,]+)?( ?%| MB| s)?")
 
 
 def align_numbers(body: str) -> str:
