@@ -21,9 +21,8 @@ def run(command: Diagnose) -> int:
         command.source, command.target, valid=valid, options=limits, examples=command.examples
     )
     title = f"{command.source} and {command.target}: {pairs:,} pair{'s' * (pairs != 1)}"
-    print_result(
-        "\n".join([f"{title}, nothing found" if not found else title, *table(pairs, found)])
-    )
+    title += "" if found else ", nothing found"
+    print_result("\n".join([title, *table(pairs, found)]))
     return 0
 
 

@@ -97,9 +97,7 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
         return check_trees(text) if trees else text
     name = command.corpus or corpus_of(system)
     if name == "files":
-        raise UsageError(
-            f"{command.model}: its corpus was your own; give --test-files SOURCE TARGET"
-        )
+        raise UsageError(f"{command.model}: its corpus was yours; give --test-files SOURCE TARGET")
     if name == "prepared":
         raise UsageError(f"{command.model}: its corpus was prepared; give --prepared FOLDER")
     split = command.split or TEST.get(name, "")

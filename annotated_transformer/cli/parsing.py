@@ -55,7 +55,7 @@ PLAIN = (  # what tyro says, and what we say
     (r"Error parsing (\S+): .*\bFLOAT\b.* from \['(.*)'\]", r"\1 \2: must be a number"),
     (r"Error parsing (\S+): .* float: '(.*)'", r"\1 \2: must be a number"),
     (r"Unrecognized options: (-\S+).*", r"\1: there is no such option"),
-    (r"Unrecognized options: (\S+).*", r"\1: is one argument too many"),
+    (r"Unrecognized options: ([^\s,]+).*", r"\1: is one argument too many"),
     (r"invalid choice '(.*)' for argument '(.*)'\. Expected one of .*", r"\2 \1: is no choice"),
 )
 KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in COMMANDS}

@@ -13,6 +13,7 @@ import traceback
 import zlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 PROBE = 20  # updates of the first run, from which the time of all is estimated
 RESULT, LOG = "result.json", "log.txt"
+AS_JSON = partial(json.dumps, sort_keys=True)  # where tuples are lists
 
 
 class SweepError(ValueError):
@@ -142,18 +144,11 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"--record {path}: is no record of a sweep; name another") from None
         for row, options in grid.described().items():
-            if as_json(before.get(row, options)) != as_json(options):
-                raise UsageError(
-                    f"--record {path}: has row {row} with other options; name another file"
-                )
+            if AS_JSON(before.get(row, options)) != AS_JSON(options):
+                raise UsageError(f"--record {path}: row {row} has other options; name another file")
     for row, options in grid.described().items():
         record["rows"].setdefault(row, {"options": options, "runs": {}})
     return record
-
-
-def as_json(options: Mapping[str, Any]) -> Any:
-    """Return options as JSON has them, where tuples are lists."""
-    return json.loads(json.dumps(options))
 
 
 def cost(options: Options) -> float:
@@ -240,10 +235,9 @@ def finished(
                 if not keep:
                     shutil.rmtree(place)
     finally:
-        others = [process for process, *_ in running.values()]
-        for other in others:
+        for other, *_ in running.values():
             other.terminate()  # a run saves what it has
-        for other in others:
+        for other, *_ in running.values():
             other.join()
 
 
@@ -260,8 +254,7 @@ def work(options: Options, folder: Path, threads: int) -> None:
         try:
             if not (folder / "record.json").exists():
                 groups = (options.data, options.model, options.optim, options.run)
-                command = Train(*groups, out=folder, quiet=True)
-                if status := train.run(command):
+                if status := train.run(Train(*groups, out=folder, quiet=True)):
                     raise SystemExit(status)
             write_atomically(folder / RESULT, json.dumps(measure(options, folder)).encode())
         except KeyboardInterrupt:
@@ -313,8 +306,7 @@ def show_table(record: Mapping[str, Any]) -> None:
         return
     base = next(iter(rows.values()))
     name = measured(next(iter(base.values())))[0]
-    head = f"{'row':12} {'parameters':>12} {'perplexity':>12} {name:>7}   against the base"
-    print_result(head)
+    print_result(f"{'row':12} {'parameters':>12} {'perplexity':>12} {name:>7}   against the base")
     for row, runs in rows.items():
         loss = fmean(one["loss"] for one in runs.values())
         score = fmean(measured(one)[1] for one in runs.values())

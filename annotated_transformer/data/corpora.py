@@ -144,9 +144,7 @@ def read_segments(path: str | Path, digest: Digest | None = None) -> list[tuple[
         if broken or (name := f"{document}/{tag['id']}") in found:
             place = f"{path}, line {text.count(chr(10), 0, tag.start()) + 1}"
             if broken:
-                raise CorpusError(
-                    f"{place}: a segment without a start or end tag; download the file again"
-                )
+                raise CorpusError(f"{place}: a segment lacks a start or end tag; download it again")
             raise CorpusError(f"{place}: segment {name} occurs twice")
         plain = CHARACTERS.sub(lambda name: html.unescape(name[0]), tag["text"])
         found[name] = " ".join(plain.split("\n")).strip()
@@ -232,7 +230,7 @@ def read_parallel(
         source: The file in the first language, plain or compressed, in UTF-8; the formats of
             test sets and IWSLT are recognized by name, see :func:`text_format`.
         target: The file in the second language.
-        languages: The two languages, for labels only.
+        languages: The two languages, also of a system that learns from it.
         name: The corpus, for records.
         split: The split, for records.
         drop_blank: Drop pairs with a blank side, for training, and record their line numbers
@@ -434,7 +432,7 @@ def text_of_lines(
     Args:
         source: Sentences, none of them blank.
         target: Their translations.
-        languages: The two languages, for labels only.
+        languages: The two languages, also of a system that learns from it.
         name: The corpus, for records.
         split: The split, for records and as the name of the sides.
         origin: Where the lines are from, for records.

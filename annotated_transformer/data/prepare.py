@@ -307,9 +307,7 @@ class _Job:
                 continue
             total, left = report["kept"], report["kept"] - long
             if not left:
-                raise CorpusError(
-                    f"{split}: no pair is left, all {total} have {reason}; raise --max-len"
-                )
+                raise CorpusError(f"{split}: all {total} pairs have {reason}; raise --max-len")
             number, shard = next((n, one) for n, one in enumerate(own) if one["long"])
             first = number * self.shard_size + shard["first_long"]
             report["kept"], report["dropped"][reason] = left, long

@@ -83,9 +83,7 @@ class Prepared:
         path = self.folder / "prepared.json"
         with reading(path):
             if not path.exists():
-                raise CorpusError(
-                    f"{self.folder}: not prepared, or not completely; run the prepare command"
-                )
+                raise CorpusError(f"{self.folder}: not prepared completely; run prepare first")
             raw = regular(path).read_bytes()
         try:
             data = parse_json(raw)

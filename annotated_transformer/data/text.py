@@ -197,9 +197,7 @@ def _decode(row: bytes, place: str, errors: str) -> str:
     """Decode a line and strip its line end."""
     row = row.removesuffix(b"\n").removesuffix(b"\r")
     if len(row) > MAX_LINE:
-        raise CorpusError(
-            f"{place}: longer than {MAX_LINE} bytes; give text with one sentence per line"
-        )
+        raise CorpusError(f"{place}: longer than {MAX_LINE} bytes; give one sentence per line")
     if b"\0" in row and errors == "strict":
         raise CorpusError(f"{place}: has NUL bytes, so it is not text; convert it to UTF-8")
     try:

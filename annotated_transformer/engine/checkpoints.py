@@ -161,8 +161,26 @@ def save_weights(system: System, path: str | Path, *, write: bool = True, **data
         save_tensors(path, tensors, {**data, "tokenizers": system.fingerprint})
 
 
+def check_parts(system: System) -> None:
+    """Raise CheckpointError for a model with a part that its configuration does not build."""
+    with torch.device("meta"):
+        built = system.config.build(*map(len, system.tokenizers))
+    known, own = (
+        [(name, type(part), [p.shape for p in part.parameters(recurse=False)])
+         for name, part in model.named_modules()] for model in (built, system.model)
+    )  # fmt: skip
+    for name, kind, _ in (part for part in own if part not in known):
+        what = f"{name or 'the model'} ({kind.__name__}) is not what its configuration builds"
+        raise CheckpointError(f"{what}; keep its state_dict() with torch.save instead")
+
+
 def save_system(system: System, folder: str | Path, **data: Any) -> None:
-    """Write a system to a folder; ``data`` goes into the header of the weights file."""
+    """Write a system to a folder; ``data`` goes into the header of the weights file.
+
+    Raises:
+        CheckpointError: The model has layers or sizes that its configuration does not describe.
+    """
+    check_parts(system)
     save_description(system, folder)
     save_weights(system, Path(folder) / WEIGHTS, **data)
 

@@ -76,9 +76,7 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
         if type(data.get(key)) is not kind:
             raise UsageError(f"{sweep}: {key!r} is missing or no {kind.__name__}; correct the file")
     if unknown := data.keys() - KEYS.keys():
-        raise UsageError(
-            f"{sweep}: {min(unknown)!r} is none of {', '.join(KEYS)}; correct the file"
-        )
+        raise UsageError(f"{sweep}: {min(unknown)!r} is none of {', '.join(KEYS)}; mend the file")
     if not 0 < data["seeds"] * len(data["rows"]) <= MOST_RUNS:
         raise UsageError(f"{sweep}: must have 1 to {MOST_RUNS} runs, rows times seeds")
     base = load_recipe(data["recipe"])

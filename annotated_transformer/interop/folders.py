@@ -15,6 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from annotated_transformer import __version__
 from annotated_transformer.data.files import FileError, load_json, not_written
+from annotated_transformer.engine.checkpoints import check_parts
 from annotated_transformer.engine.system import System
 from annotated_transformer.model.transformer import ModelConfig, count_parameters
 from annotated_transformer.notation import EOS, SPECIAL_TOKENS
@@ -38,6 +39,7 @@ def transformer_config(system: System, target: str) -> ModelConfig:
     """Return the sizes of a Transformer.
 
     Raises:
+        CheckpointError: The model has a part that its configuration does not build.
         ExportError: The system is of another architecture.
     """
     if not isinstance(system.config, ModelConfig):
@@ -45,6 +47,7 @@ def transformer_config(system: System, target: str) -> ModelConfig:
             f"--to {target}: has no layers of the kind {type(system.config).__name__}; "
             "give a run of --architecture transformer"
         )
+    check_parts(system)
     return system.config
 
 

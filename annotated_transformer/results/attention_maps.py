@@ -103,9 +103,7 @@ def capture_attention(
 
 @torch.no_grad()
 def maps_of_batch(
-    model: EncoderDecoder,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    texts: Sequence[tuple[str, str]],
+    model: EncoderDecoder, tokenizers: tuple[Tokenizer, Tokenizer], texts: Sequence[tuple[str, str]]
 ) -> Iterator[Maps]:
     """Yield the maps of each pair of a batch, without padding; see ``capture_attention``."""
     sources, targets = (

@@ -14,12 +14,7 @@ from annotated_transformer.training.loop import LossFunction, Progress, batch_lo
 
 
 def data_gen(
-    V: int,
-    batch: int,
-    nbatches: int,
-    *,
-    length: int = 10,
-    generator: torch.Generator | None = None,
+    V: int, batch: int, nbatches: int, *, length: int = 10, generator: torch.Generator | None = None
 ) -> Iterator[Batch]:
     """Yield batches of random sequences to be copied, as in *The Annotated Transformer*.
 

@@ -285,6 +285,9 @@ def evaluate(
         batches: The batches of this process.
         loss: Computes the loss of a batch.
         world: The processes whose sums are added.
+
+    Raises:
+        ValueError: There are no tokens.
     """
     nll, tokens, start = torch.zeros(()), 0, time.perf_counter()
     with evaluating(model):
@@ -292,4 +295,6 @@ def evaluate(
             found = loss(model, batch, 0.0, 1)[1]
             nll, tokens = nll + found, tokens + batch.ntokens
     nll_sum, total = world.sum(float(nll), tokens)
+    if not total:
+        raise ValueError("batches: none came (used up?), or they are padding alone")
     return Progress(nll_sum, int(total), time.perf_counter() - start)

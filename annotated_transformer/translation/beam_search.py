@@ -214,7 +214,7 @@ def beam_search(
     are NaN.
     """
     check_search(beam, alpha, n_best)
-    if not sources:
+    if not len(sources):
         return []
     src, mask = source_batch(sources, next(model.parameters()).device, special)
     limits = output_limits(model, sources, max_len, extra)

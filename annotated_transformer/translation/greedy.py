@@ -181,7 +181,7 @@ def greedy_search(
     Raises:
         IndexError: A source, with its end symbol, is longer than the model's positions.
     """
-    if not sources:
+    if not len(sources):
         return []
     src, mask = source_batch(sources, next(model.parameters()).device, special)
     limits = torch.tensor(output_limits(model, sources, max_len, extra), device=src.device)

@@ -132,7 +132,7 @@ def test_a_sweep_trains_what_is_missing(
     grid.write_text(json.dumps(other))
     status, _, said = told(capsys, *words)
     assert status == 2
-    assert "has row A1 with other options; name another file" in said
+    assert "row A1 has other options; name another file" in said
     (tmp_path / "odd.json").write_text("[]")
     status, _, said = told(capsys, *words, "--record", tmp_path / "odd.json")
     assert status == 2

@@ -478,7 +478,7 @@ def test_a_split_without_pairs_is_named_with_the_option(
     write(tmp_path, "val", [("a", "b")])
     write(tmp_path, split, [(f"Wort {n} " * 15, f"word {n} " * 15) for n in range(300)])
     text = message(lambda: run(tmp_path / "out", files, short))
-    assert text == f"{split}: no pair is left, all 300 have more than 30 tokens; raise --max-len"
+    assert text == f"{split}: all 300 pairs have more than 30 tokens; raise --max-len"
     said = run(tmp_path / "out", files, replace(short, max_len=256))
     assert "starting over with other options" in said[0]
     assert len(Prepared(tmp_path / "out").tokens(split)) == 300

@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from annotated_transformer.data.files import write_atomically
 from annotated_transformer.engine import checkpoints
@@ -34,7 +38,7 @@ from annotated_transformer.engine.checkpoints import (
     snapshots,
     weights_of,
 )
-from annotated_transformer.engine.system import System
+from annotated_transformer.engine.system import System, join_systems
 from annotated_transformer.model.transformer import ModelConfig, build_model
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.training.distributed import DistributedWorld
@@ -297,6 +301,42 @@ def test_what_another_program_wrote_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is of another program, or an export; give") as error:
         load_system(tmp_path)
     one_line(error, tmp_path / "config.json")
+
+
+class Gelu(nn.Module):
+    """Another feed-forward network with the same parameters."""
+
+    def __init__(self, usual: Any) -> None:
+        super().__init__()
+        self.w_1, self.w_2 = usual.w_1, usual.w_2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.w_2(F.gelu(self.w_1(x)))
+        return y
+
+
+def swapped(system: System) -> System:
+    """Give a layer of a system another kind of feed-forward network."""
+    layer: Any = system.model.get_submodule("encoder.layers.0")
+    layer.feed_forward = Gelu(layer.feed_forward)
+    return system
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        (swapped, "encoder.layers.0.feed_forward (Gelu)"),
+        (lambda system: join_systems([system, system]), "the model (Ensemble)"),
+        (lambda system: replace(system, config=replace(CONFIG, d_ff=8)), "w_1 (Linear)"),
+        (lambda system: replace(system, model=build_model(20, 20, CONFIG)), "lut (Embedding)"),
+    ],
+)
+def test_a_model_that_would_come_back_as_another_is_not_saved(
+    changed: Callable[[System], System], part: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(part)):
+        save_system(changed(make_system()), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_nested_too_deeply(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.data.files import FileError
+from annotated_transformer.engine.checkpoints import CheckpointError
 from annotated_transformer.engine.system import System
 from annotated_transformer.interop.ctranslate2 import export_ctranslate2
 from annotated_transformer.interop.folders import (
@@ -22,7 +24,7 @@ from annotated_transformer.interop.folders import (
 )
 from annotated_transformer.interop.huggingface import export_huggingface
 from annotated_transformer.interop.onnx import export_onnx
-from annotated_transformer.model.transformer import PRESETS
+from annotated_transformer.model.transformer import PRESETS, ModelConfig, build_model
 from annotated_transformer.pretrained import load_pretrained
 from annotated_transformer.translation.tokenizers import BPETokenizer, WordTokenizer
 from tests.interop import small as ours
@@ -33,6 +35,24 @@ WORDS = WordTokenizer("de", [("a", False), ("a", True), (".", True)])
 def of_size(**sizes: Any) -> Callable[[], System]:
     """Return what makes a small system of other sizes."""
     return lambda: ours.small(**sizes)
+
+
+def of_words() -> System:
+    """Return a small system that splits words."""
+    usual = ours.small()
+    assert isinstance(usual.config, ModelConfig)
+    model = build_model(len(WORDS), len(WORDS), usual.config)
+    return dataclasses.replace(usual, model=model, tokenizers=(WORDS, WORDS))
+
+
+def test_a_model_that_its_configuration_does_not_build_is_refused(tmp_path: Path) -> None:
+    """The target would compute another one."""
+    for export in (export_ctranslate2, export_huggingface, export_onnx):
+        system = ours.small()
+        system.model.get_submodule("encoder.layers.0").feed_forward = nn.Identity()
+        with pytest.raises(CheckpointError, match=r"encoder.layers.0.feed_forward \(Identity\)"):
+            export(system, tmp_path / "out")
+        assert not list(tmp_path.iterdir())
 
 
 def changed(**parts: Any) -> Callable[[], System]:
@@ -50,7 +70,7 @@ def changed(**parts: Any) -> Callable[[], System]:
         (export_huggingface, of_size(d_v=4, norm="pre"), "d_v=4"),
         (export_huggingface, of_size(positions="learned"), "learned positions"),
         (export_huggingface, of_size(norm="pre", tie="target"), "tie=target"),
-        (export_huggingface, changed(tokenizers=(WORDS, WORDS)), "splits words"),
+        (export_huggingface, of_words, "splits words"),
         (export_ctranslate2, changed(config=RecurrentConfig()), "RecurrentConfig"),
         (export_huggingface, changed(config=RecurrentConfig()), "--architecture transformer"),
         (export_onnx, changed(config=RecurrentConfig()), "RecurrentConfig"),

@@ -134,6 +134,20 @@ def test_heads_are_neighbouring_parts_of_each_row(batch: int, length: int, h: in
         assert torch.equal(heads[:, i], x[..., i * d : (i + 1) * d])
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(2, 4, dtype=torch.bool),  # (batch, m), as other libraries have it: not by head
+        torch.ones(4, 4, dtype=torch.bool),
+        torch.zeros(1, 4, 4).masked_fill(~subsequent_mask(4), -torch.inf),  # to be added to scores
+    ],
+)
+def test_masks_of_another_convention_are_refused(mask: Tensor) -> None:
+    x = torch.randn(2, 4, 8)
+    with pytest.raises(ValueError, match=r"mask: give true or false, shaped \(batch or 1, n or 1"):
+        MultiHeadedAttention(2, 8)(x, x, x, mask)
+
+
 def test_masks_of_numbers_are_understood() -> None:
     layer, x = make(), normal(2, 4, 8)
     assert_equal([layer(x, x, x, subsequent_mask(4))], [layer(x, x, x, subsequent_mask(4).long())])

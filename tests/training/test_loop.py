@@ -324,7 +324,8 @@ def test_an_update_of_nothing_is_refused() -> None:
     padding = Batch(torch.tensor([[4]]), torch.full((1, 3), PAD))
     with pytest.raises(ValueError, match="at least one target token"):
         update(net, [padding], make_adam(net))
-    assert evaluate(net, [padding]).tokens == 0
+    with pytest.raises(ValueError, match="batches: none came"):
+        evaluate(net, [padding])
 
 
 @pytest.mark.parametrize(("count", "accumulate"), [(6, 1), (6, 3), (7, 3), (2, 5), (0, 2)])
@@ -386,6 +387,15 @@ def test_evaluation_leaves_the_model_as_it_was(
     assert all(module.training == training for module in net.modules())
     assert net.get_parameter("generator.proj.bias").grad is kept_grad
     assert torch.equal(kept_grad, torch.ones_like(kept_grad))
+
+
+def test_an_evaluation_of_nothing_is_refused() -> None:
+    """Batches that are used up would else be a loss of zero, the best of all."""
+    model = make_model(9, 9, N=1, d_model=8, d_ff=8, h=2)
+    batches = iter([make_batch([[5]], [[6]])])
+    assert evaluate(model, batches).loss > 0
+    with pytest.raises(ValueError, match="batches: none came"):
+        evaluate(model, batches)
 
 
 def test_evaluation_that_fails_puts_the_mode_back() -> None:

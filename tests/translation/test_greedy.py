@@ -1,6 +1,7 @@
 """Tests of greedy decoding: batches, ends and limits change nothing but the time."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from annotated_transformer.fast import search
 from annotated_transformer.fast.sampling import Sampling, sample
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import padding_mask
+from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.training.batches import pad_sequences
 from annotated_transformer.translation.beam_search import beam_search
@@ -121,6 +123,14 @@ def test_a_model_that_is_being_trained_is_searched_without_dropout(
     net.train()
     assert find(net, sources, *more) == wanted
     assert all(module.training for module in net.modules())
+
+
+def test_tensors_are_searched_as_lists() -> None:
+    model = make_model(9, 9, N=1, d_model=8, d_ff=8, h=2)
+    rows: Any = torch.randint(4, 9, (3, 5))
+    for find in (greedy_search, beam_search):
+        assert find(model, rows) == find(model, rows.tolist())
+        assert find(model, rows[:0]) == []
 
 
 def test_strip() -> None:
