@@ -72,7 +72,7 @@ def chapter_code(system: System, source: list[str], target: list[str]) -> dict[s
     names["text"] = argparse.Namespace(source=source, target=cased)
     names["pretrained"] = argparse.Namespace(tokenizer=other)
     names["tokenizer"] = Tokenizer.from_file("ctranslate2/tokenizer.json")
-    names["names"] = transformers.AutoTokenizer.from_pretrained("huggingface")
+    names["hf_tokenizer"] = transformers.AutoTokenizer.from_pretrained("huggingface")
     names["model"] = transformers.AutoModelForSeq2SeqLM.from_pretrained("huggingface")
     return names
 

@@ -37,7 +37,7 @@ def _draw(ax: Axes, matrix: Tensor | None, title: str, like: Any) -> Any:
         return None
     rows, columns = (range(count) for count in matrix.shape)
     heatmap(matrix, rows, columns, row_label="row", column_label="column", title=title, ax=ax,
-            annotate=matrix.numel() <= 12, limits=like[1] if like else None)  # fmt: skip
+            annotate=matrix.numel() <= 9, limits=like[1] if like else None)  # fmt: skip
     mesh: Any = ax.collections[0]
     if mesh.colorbar is None:  # true and false
         return None

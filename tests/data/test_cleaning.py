@@ -45,7 +45,7 @@ def test_sides_are_opened_by_their_names(tmp_path: Path) -> None:
     assert (one, two) == ("x.sgm (segments alone)", "a.de")
     assert (list(first), list(second)) == (["d", ""], ["<b> is text here", " a"])
     (tmp_path / "x.sgm").write_text("<doc docid=1><seg id=1>d")
-    assert "segment without" in message(lambda: stream_sides(tmp_path / "x.sgm", tmp_path / "a.de"))
+    assert "segment lacks" in message(lambda: stream_sides(tmp_path / "x.sgm", tmp_path / "a.de"))
 
 
 # ---------------------------------------------------------------------------- rules

@@ -201,9 +201,9 @@ def test_sgml_that_is_no_xml(tmp_path: Path) -> None:
     [
         ("<html>404</html>", "an HTML page, not the data"),
         ("<talk>404</talk>", "has no <seg>"),
-        ('<seg id="1">a\n<seg id="2">b</seg>', "line 1: a segment without"),
-        ('<seg id="1">a</seg>\n<seg id="2">b', "line 2: a segment without"),
-        ("\n\nb</seg>", "line 3: a segment without"),
+        ('<seg id="1">a\n<seg id="2">b</seg>', "line 1: a segment lacks"),
+        ('<seg id="1">a</seg>\n<seg id="2">b', "line 2: a segment lacks"),
+        ("\n\nb</seg>", "line 3: a segment lacks"),
         ('<seg id="1">a</seg>\n<seg id="1">b</seg>', "line 2: segment /1 occurs twice"),
     ],
 )

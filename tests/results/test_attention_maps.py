@@ -196,7 +196,9 @@ HAND = torch.arange(2 * 2 * 3 * 4).view(2, 2, 3, 4) / 48
 
 def test_overview_shows_every_head_at_its_place() -> None:
     figure = overview(HAND, QUERIES, KEYS)
-    axes = np.array(figure.axes).reshape(2, 2)
+    *heads, scale = figure.axes
+    assert (scale.get_ylabel(), scale.get_ylim()) == ("weight", (0, 1))
+    axes = np.array(heads).reshape(2, 2)
     for layer in range(2):
         for head in range(2):
             ax = axes[layer, head]
