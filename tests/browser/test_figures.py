@@ -126,9 +126,9 @@ def test_a_chart_is_named_by_what_its_sliders_say(page: Page, site: str) -> None
     page.goto(f"{site}/book/model/attention.html")
     chart = page.locator(".live-figure[data-live=yes] .moving:has(.vega-bind)").first
     before = chart.get_attribute("aria-label") or ""
-    assert re.match(r"Figure [\d.]+, angle of the query 75, ", before)
+    assert re.match(r"Figure [\d.]+, angle of the query, in degrees 75, ", before)
     chart.locator("input[type=range]").first.press("ArrowRight")
-    assert "angle of the query 80" in (chart.get_attribute("aria-label") or "")
+    assert "angle of the query, in degrees 80" in (chart.get_attribute("aria-label") or "")
 
 
 def test_the_query_can_be_dragged(page: Page, site: str) -> None:
