@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 PROBE = 20  # updates of the first run, from which the time of all is estimated
 RESULT, LOG = "result.json", "log.txt"
-AS_JSON = partial(json.dumps, sort_keys=True)  # where tuples are lists
+as_json = partial(json.dumps, sort_keys=True)  # where tuples are lists
 
 
 class SweepError(ValueError):
@@ -144,7 +144,7 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"--record {path}: is no record of a sweep; name another") from None
         for row, options in grid.described().items():
-            if AS_JSON(before.get(row, options)) != AS_JSON(options):
+            if as_json(before.get(row, options)) != as_json(options):
                 raise UsageError(f"--record {path}: row {row} has other options; name another file")
     for row, options in grid.described().items():
         record["rows"].setdefault(row, {"options": options, "runs": {}})
