@@ -14,7 +14,7 @@ from annotated_transformer.cli.systems import (
 )
 from annotated_transformer.data.corpora import ParallelText, read_parallel
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.config import UsageError, flag
+from annotated_transformer.engine.config import UsageError, check_order, flag
 from annotated_transformer.engine.parser import score_parser
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.treebanks import check_trees, is_parser
@@ -46,12 +46,10 @@ def run(command: Evaluate) -> int:
         found = score_parser(system, test, beam=beam, alpha=alpha, progress=bar)
         show_tree_scores(found, f"{name}, {search}")
     else:
-        lines = translate_lines(
-            system, test.source, beam=beam, alpha=alpha, name=name, progress=bar
-        )
-        show_scores(score(lines, test.target, lowercase=system.lowercase), f"{name}, {search}")
+        out = translate_lines(system, test.source, beam=beam, alpha=alpha, name=name, progress=bar)
+        show_scores(score(out, test.target, lowercase=system.lowercase), f"{name}, {search}")
         if command.protocols:
-            show_protocols(lines, test.target, test.languages[1])
+            show_protocols(out, test.target, test.languages[1])
     if bar:
         log(f"{'parsed' if trees else 'translated'} by {by}")
     return 0
@@ -93,6 +91,7 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
                 raise UsageError(f"--test-files or --{option}, not both; leave one of them out")
         trees = is_parser(system.languages)
         files, languages = command.test_files, system.languages
+        check_order("test_files", files, pair)
         text = read_parallel(*files, languages=languages, split="test", drop_blank=trees)
         return check_trees(text) if trees else text
     name = command.corpus or corpus_of(system)

@@ -8,7 +8,7 @@ from annotated_transformer.cli.systems import TEST, check_mirror
 from annotated_transformer.data.corpora import CORPORA, corpus_files, load_corpus
 from annotated_transformer.data.files import write_atomically
 from annotated_transformer.data.prepare import Files, check_preparation, prepare
-from annotated_transformer.engine.config import UsageError, flag
+from annotated_transformer.engine.config import UsageError, check_order, flag
 from annotated_transformer.engine.treebanks import is_parser
 
 
@@ -36,6 +36,8 @@ def own_files(command: Prepare) -> Files:
     paths = command.train_files
     if not paths or len(paths) % 2 or command.valid_files is None:
         raise UsageError("--corpus files: give --train-files and --valid-files in pairs")
+    for name in ("train_files", "valid_files", "test_files"):
+        check_order(name, getattr(command, name), command.preparation.pair)
     found = {"train": list(zip(paths[::2], paths[1::2], strict=True)), "val": [command.valid_files]}
     return found if command.test_files is None else {**found, "test": [command.test_files]}
 

@@ -440,6 +440,8 @@ def text_of_lines(
     Raises:
         CorpusError: There are no lines, one is blank, or the numbers differ.
     """
+    if isinstance(source, str) or isinstance(target, str):
+        raise TypeError("source and target: give two lists of strings, not a string")
     if len(source) != len(target) or not source:
         raise CorpusError(
             f"{origin}: {len(source)} lines and {len(target)} translations; give as many of both"

@@ -258,10 +258,8 @@ class _Job:
         """Copy the text of an evaluation split, with every line."""
         if (count := len(self.files[split])) != 1:
             raise CorpusError(f"{split}: give one pair of files for evaluation, not {count}")
-        languages = self.options.languages
-        text = read_parallel(
-            *self.files[split][0], languages=languages, split=split, drop_blank=False
-        )
+        (files,), languages = self.files[split], self.options.languages
+        text = read_parallel(*files, languages=languages, split=split, drop_blank=False)
         if not any(source.strip() and target.strip() for source, target in text):
             raise CorpusError(f"{text.origin}: every pair has a blank side; give other files")
         for language, side in zip(languages, (text.source, text.target), strict=True):

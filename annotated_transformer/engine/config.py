@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -273,6 +273,16 @@ def check_sizes(sizes: Mapping[str, Any]) -> None:
         check_group(kind(**found))
 
 
+def check_order(option: str, paths: Sequence[Path] | None, pair: str) -> None:
+    """Raise UsageError if names of files have the languages of a pair in the other order."""
+    source, _, target = pair.partition("-")
+    names = [{*Path(path).name.split(".")} for path in paths or ()]
+    for one, other in zip(names[::2], names[1::2], strict=True):
+        if target in one - other and source in other - one:
+            reason = f"end like --pair {target}-{source}, and the pair is {pair}"
+            raise UsageError(f"{flag(option)}: {reason}; give --pair, or exchange the files")
+
+
 def check_sources(data: DataOptions) -> None:
     """Raise UsageError for a corpus without its files, or files without their corpus."""
     if (data.corpus == "prepared") != (data.prepared is not None):
@@ -283,12 +293,8 @@ def check_sources(data: DataOptions) -> None:
         raise UsageError(f"{missing} is missing: give two files, source and target")
     if data.corpus != "files" and files:
         raise UsageError(f"{flag(files[0])}: only for --corpus files, not {data.corpus}")
-    source, _, target = data.pair.partition("-")
     for name in files:
-        one, other = ({*Path(path).name.split(".")} for path in getattr(data, name))
-        if target in one - other and source in other - one:
-            reason = f"end like --pair {target}-{source}, and the pair is {data.pair}"
-            raise UsageError(f"{flag(name)}: {reason}; give --pair, or exchange the files")
+        check_order(name, getattr(data, name), data.pair)
     if data.mirror is not None and data.corpus in (*BUILT_IN, "files", "prepared"):
         raise UsageError(f"--mirror: --corpus {data.corpus} needs no download; leave it out")
     if data.corpus in BUILT_IN and (data.size or 0) > MOST_WRITTEN:

@@ -125,10 +125,8 @@ class ConstrainedSteps(Steps):
         if self.allowed is not None:
             sound = self.allowed.gather(1, tokens.unsqueeze(1).to(self.allowed.device))[:, 0]
             self.trees = [
-                self.constraint.after(tree, token) if tree and can and token != EOS else None
-                for tree, token, can in zip(
-                    self.trees, tokens.tolist(), sound.tolist(), strict=True
-                )
+                self.constraint.after(tree, token) if tree and ok and token != EOS else None
+                for tree, token, ok in zip(self.trees, tokens.tolist(), sound.tolist(), strict=True)
             ]
         never = torch.zeros(log_probs.size(-1), dtype=torch.bool)
         found = [

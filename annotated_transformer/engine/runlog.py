@@ -58,11 +58,6 @@ class RunLog:
         except OSError as error:
             raise not_written(error, self.path) from None
 
-    def write_window(self, state: TrainState, peak: float | None) -> None:
-        """Append a line about the updates since the last such line."""
-        self.write(state, **log_line(state.window, peak))
-        state.window = Window()
-
     def show(self, state: TrainState) -> None:
         """Advance the progress bar by one update."""
         valid = f"validation {state.curve[-1].valid_loss:.3f}, " if state.curve else ""

@@ -65,6 +65,8 @@ def score_pairs(
         CorpusError: A side is blank, or longer than the model's limit.
         ValueError: The two sides have different numbers of lines.
     """
+    if isinstance(sources, str) or isinstance(targets, str):
+        raise TypeError("sources and targets: give two lists of strings, not a string")
     if len(sources) != len(targets):
         raise ValueError(f"{name}: {len(sources)} sources, but {len(targets)} targets")
     limit, ids = system.config.max_len - 1, []
@@ -77,11 +79,8 @@ def score_pairs(
             if reason:
                 raise CorpusError(f"{name}, line {number}: the {side} {reason}")
         ids.append(sides)
-    order = token_batches(
-        [[len(side) + 1 for side in sides] for sides in ids],
-        max(max_tokens, limit + 1),
-        shuffle=False,
-    )
+    lengths = [[len(side) + 1 for side in sides] for sides in ids]
+    order = token_batches(lengths, max(max_tokens, limit + 1), shuffle=False)
     out: dict[int, PairScore] = {}
     hidden = not progress or sys.stderr is None  # closed by the parent process
     with tqdm(total=len(ids), unit="line", disable=hidden, file=sys.stderr) as bar:

@@ -24,8 +24,8 @@ from annotated_transformer.engine.config import Options, UsageError, check, flag
 from annotated_transformer.engine.interruption import interruption
 from annotated_transformer.engine.precision import Precision, find_device
 from annotated_transformer.engine.records import commit
-from annotated_transformer.engine.runlog import RunLog, open_log
-from annotated_transformer.engine.state import TrainState
+from annotated_transformer.engine.runlog import RunLog, log_line, open_log
+from annotated_transformer.engine.state import TrainState, Window
 from annotated_transformer.engine.system import System, fresh_model, model_config
 from annotated_transformer.engine.texts import (
     Texts,
@@ -39,6 +39,8 @@ from annotated_transformer.engine.updater import Updater, prefetched
 from annotated_transformer.engine.validator import Validator
 from annotated_transformer.training.distributed import DistributedWorld
 from annotated_transformer.training.loop import NonFiniteError
+
+NEVER = "all {} updates failed: the weights are still the initial ones"
 
 
 class Trainer:
@@ -104,10 +106,8 @@ class Trainer:
         optim, state, main = self.options.optim, self.state, self.world.main
         try:
             self.files.begin(state.updates)
-            with (
-                open_log(self.folder, self.options, state, main=main, progress=progress) as log,
-                interruption() as stop,
-            ):
+            opened = open_log(self.folder, self.options, state, main=main, progress=progress)
+            with opened as log, interruption() as stop:
                 finished = state.out_of_patience(optim.patience) or self._updates(log, stop)
             if finished and optim.average and main:
                 by_bleu = optim.best_metric == "bleu"
@@ -130,7 +130,8 @@ class Trainer:
             log.show(state)
             last, every = state.updates == optim.updates, optim.average_every
             if last or state.updates % run.log_every == 0:
-                log.write_window(state, self.updater.peak)
+                log.write(state, **log_line(state.window, self.updater.peak))
+                state.window = Window()
             if last or not left:
                 self.validate(log)
                 last = last or state.out_of_patience(optim.patience)
@@ -146,7 +147,8 @@ class Trainer:
                 return False
             if last:
                 break
-        check_learned(state)
+        if not state.learned:
+            raise NonFiniteError(math.nan, math.nan, state.tokens, NEVER.format(state.updates))
         return True
 
     def save(self) -> None:
@@ -161,13 +163,6 @@ class Trainer:
             data = {"valid_loss": found.loss, "valid_bleu": bleu, "update": self.state.updates}
             save_weights(self.system, self.folder / WEIGHTS, write=self.world.main, **data)
         log.write(self.state, valid_loss=found.loss, valid_bleu=bleu)
-
-
-def check_learned(state: TrainState) -> None:
-    """Raise NonFiniteError if no update has changed the weights."""
-    if not state.learned:
-        words = f"all {state.updates} updates failed: the weights are still the initial ones"
-        raise NonFiniteError(math.nan, math.nan, state.tokens, words)
 
 
 def check_world(options: Options, world: DistributedWorld | None) -> None:

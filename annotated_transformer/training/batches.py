@@ -71,18 +71,18 @@ class Batch:
         """Hide padding and the future: ``(batch, n)`` tokens give ``(batch, n, n)``."""
         return padding_mask(tgt, pad) & subsequent_mask(tgt.size(-1), tgt.device)
 
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """Return the batch on a device."""
         return _moved(self, device, non_blocking)
 
 
-def _moved(batch: Batch, device: torch.device, non_blocking: bool) -> Batch:
+def _moved(batch: Batch, device: torch.device | str, non_blocking: bool) -> Batch:
     """Return a copy of a batch whose tensors are on a device; nothing is counted again."""
     moved = copy.copy(batch)
     for name, value in vars(batch).items():
         if isinstance(value, Tensor):
-            pin = non_blocking and device.type == "cuda" and value.device.type == "cpu"
-            value = value.pin_memory() if pin else value
+            if non_blocking and torch.device(device).type == "cuda" and value.device.type == "cpu":
+                value = value.pin_memory()
             setattr(moved, name, value.to(device, non_blocking=non_blocking))
     return moved
 

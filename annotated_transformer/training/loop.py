@@ -235,6 +235,7 @@ def fit(
     *,
     smoothing: float = 0.1,
     accumulate: int = 1,
+    clip: float | None = None,
     loss: LossFunction = batch_loss,
 ) -> Iterator[Progress]:
     """Train on ``batches``; make an update for each item asked for, and yield its result.
@@ -246,6 +247,7 @@ def fit(
         schedule: Sets the rate; it counts updates.
         smoothing: ε of label smoothing.
         accumulate: Batches that make one update; the last update takes what is left.
+        clip: Maximum norm of the gradient.
         loss: Computes the loss of a batch as :func:`batch_loss` does, such as
             :func:`~annotated_transformer.fast.loss.fast_batch_loss`, in less time.
     """
@@ -254,7 +256,7 @@ def fit(
     while group := list(itertools.islice(stream, accumulate)):
         if not model.training:
             model.train()
-        yield update(model, group, optimizer, schedule, smoothing, loss=loss)
+        yield update(model, group, optimizer, schedule, smoothing, clip=clip, loss=loss)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,19 @@ def test_evaluate_a_split(trained: Path, capsys: Capture, monkeypatch: pytest.Mo
     assert "give --test-files SOURCE TARGET" in fails(capsys, "evaluate", trained)
 
 
+def test_files_in_the_other_order_are_refused(
+    trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """They would be scored, and poorly."""
+    told = "-files: end like --pair en-de, and the pair is de-en; give --pair, or exchange"
+    words: list[str | Path] = ["evaluate", trained, "--test-files", *texts[5:3:-1]]
+    assert f"--test{told}" in fails(capsys, *words)
+    given = texts[1:3]  # of two pairs of training files, the second is the wrong way round
+    words = ["prepare", tmp_path / "p", "--train-files", *given, *given[::-1], *texts[3:]]
+    assert f"--train{told}" in fails(capsys, *words)
+    assert not (tmp_path / "p").exists()
+
+
 def test_evaluate_an_ensemble(
     trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
 ) -> None:

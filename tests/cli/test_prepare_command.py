@@ -81,7 +81,8 @@ def test_prepare_and_train(texts: list[str], tmp_path: Path, capsys: Capture) ->
     assert "--test-files or --prepared" in found
     assert "test.de: no such file" in fails(capsys, *both[:-2], "--split", "test")
     turned = tmp_path / "turned"
-    assert main(["prepare", str(turned), *words[2:], "--pair", "en-de"]) == 0
+    exchanged = [texts[i] for i in (0, 2, 1, 3, 5, 4)]
+    assert main(["prepare", str(turned), *exchanged, *words[8:], "--pair", "en-de"]) == 0
     assert "is en-de, but the system is de-en" in fails(capsys, *assess, "--prepared", turned)
     os.truncate(out / "shards" / "train-00000.safetensors", 2000)
     capsys.readouterr()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,6 +30,7 @@ from annotated_transformer.data.corpora import (
     read_parallel,
     read_segments,
     text_format,
+    text_of_lines,
 )
 from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile
 from annotated_transformer.data.files import CorpusError
@@ -126,6 +128,30 @@ def test_lines_that_are_counted_without_others_are_told(tmp_path: Path) -> None:
 def test_a_bare_ampersand_is_itself(tmp_path: Path) -> None:
     path = write(tmp_path / "x.xml", segments(("1", "R&region &amp; M&notes &#38;&#x26;")).encode())
     assert read_segments(path) == [("7/1", "R&region & M&notes &&")]
+
+
+def test_lists_of_lines_are_a_text() -> None:
+    text = text_of_lines(["ein Hund", "ja"], ["a dog", "yes"], split="val")
+    assert list(text) == [("ein Hund", "a dog"), ("ja", "yes")]
+    assert text.languages == ("de", "en")
+    other = text_of_lines(["ein Hund", "nein"], ["a dog", "yes"], split="val")
+    changed = [a != b for a, b in zip(text.checksums, other.checksums, strict=True)]
+    assert changed == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        (["a"], [], "1 lines and 0 translations; give as many of both"),
+        ([], [], "0 lines and 0 translations"),
+        (["a", "b"], ["a", " "], "pair 2 has a blank side; leave it out"),
+        ("ab", ["a", "b"], "two lists of strings, not a string"),
+        (["a", "b"], "ab", "two lists of strings, not a string"),
+    ],
+)
+def test_lists_that_are_no_text(source: Sequence[str], target: Sequence[str], words: str) -> None:
+    with pytest.raises((CorpusError, TypeError), match=words):
+        text_of_lines(source, target)
 
 
 def test_only_blank_lines_leave_nothing(tmp_path: Path) -> None:

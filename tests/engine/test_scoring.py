@@ -108,4 +108,7 @@ def test_what_cannot_be_scored_is_named() -> None:
             score_pairs(system, ["a", source], ["b", target], name="text")
     with pytest.raises(ValueError, match="input: 1 sources, but 0 targets"):
         score_pairs(system, ["a"], [])
+    for sides in (("a", ["b"]), (["a"], "b")):
+        with pytest.raises(TypeError, match="two lists of strings, not a string"):
+            score_pairs(system, *sides)
     assert score_pairs(system, [], []) == []

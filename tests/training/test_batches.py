@@ -119,9 +119,10 @@ def test_what_goes_to_a_gpu_without_waiting_is_pinned(monkeypatch: pytest.Monkey
     assert done == [("to", False)] * len(TENSORS)
 
 
-def test_every_tensor_is_moved_and_nothing_is_counted_again() -> None:
+@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
+def test_every_tensor_is_moved_and_nothing_is_counted_again(device: str | torch.device) -> None:
     batch = make_batch([[5, 6], [7]], [[5], [6, 7]])
-    moved = batch.to(torch.device("meta"))  # where nothing can be counted
+    moved = batch.to(device, non_blocking=True)  # "meta", where nothing can be counted
     for name in TENSORS:
         assert getattr(moved, name).device.type == "meta"
         assert getattr(moved, name).shape == getattr(batch, name).shape

@@ -344,6 +344,23 @@ def test_the_schedule_counts_updates(count: int, accumulate: int) -> None:
     assert sum(tokens) == count * batch(FIXED).ntokens
 
 
+def test_fit_clips_as_the_update_does() -> None:
+    def learned(clip: float | None, *, fitted: bool) -> list[Tensor]:
+        net, parts = model(), [batch(FIXED[:1]), batch(FIXED[1:])]
+        optimizer = torch.optim.SGD(net.parameters(), 1.0)
+        if fitted:
+            list(fit(net, parts, optimizer, smoothing=0.1, accumulate=2, clip=clip))
+        else:
+            update(net, parts, optimizer, smoothing=0.1, clip=clip)
+        return list(net.state_dict().values())
+
+    same = [torch.equal(a, b) for a, b in zip(
+        learned(0.01, fitted=True), learned(0.01, fitted=False), strict=True)]  # fmt: skip
+    assert all(same)
+    free = learned(None, fitted=True)
+    assert not all(map(torch.equal, learned(0.01, fitted=True), free))
+
+
 def test_fit_trains_in_training_mode_and_stops_when_told() -> None:
     net = model(dropout=0.5).eval()
     taken = []
