@@ -33,7 +33,7 @@ def windows(x: Tensor, kernel: int, causal: bool) -> Tensor:
 
 
 class GatedConvolution(nn.Module):
-    """A convolution over positions whose output is gated (Gehring et al. 2017, section 3.2).
+    """A convolution over positions whose output is gated (Gehring et al. 2017, Section 3.2).
 
     Args:
         width: Size of the vector of a position, in and out.
@@ -96,7 +96,7 @@ class Source:
 
 
 class SourceAttention(nn.Module):
-    """Dot-product attention of one decoder layer to the source (Gehring et al. 2017, section 3.3).
+    """Dot-product attention of one decoder layer to the source (Gehring et al. 2017, Section 3.3).
 
     Args:
         width: Size of the vector of a position.

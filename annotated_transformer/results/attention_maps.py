@@ -1,5 +1,5 @@
 # Written from book/results/attention_maps.md: edit the chapter instead.
-"""Attention weights captured, labelled, drawn and measured (section 4, appendix)."""
+"""Attention weights captured, labelled, drawn and measured (Section 4, appendix)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 # Written from book/results/machine_translation.md: edit the chapter instead.
-"""Costs of training, and tables made from records (section 6.1)."""
+"""Costs of training, and tables made from records (Section 6.1)."""
 
 import json
 import math
@@ -20,7 +20,7 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
     Args:
         days: Training time in days.
         gpus: Number of GPUs.
-        gpu: Their type, a key of ``SUSTAINED`` (footnote of section 6.1).
+        gpu: Their type, a key of ``SUSTAINED`` (footnote of Section 6.1).
 
     Raises:
         KeyError: The paper has no estimate for that type.

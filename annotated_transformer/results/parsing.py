@@ -1,5 +1,5 @@
 # Written from book/results/parsing.md: edit the chapter instead.
-"""Trees as sequences of symbols, and how parsers are scored (section 6.3)."""
+"""Trees as sequences of symbols, and how parsers are scored (Section 6.3)."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def constituent(atoms: Sequence[str], parts: Sequence[Tree], text: str, start: i
 
 
 def linearize(tree: Tree) -> list[str]:
-    """Return a tree as symbols, as Vinyals et al. do, but with tags (section 6.3).
+    """Return a tree as symbols, as Vinyals et al. do, but with tags (Section 6.3).
 
     A bracket carries its label where it opens and where it closes, and each word is
     replaced by its part of speech: ``(NP``, ``DT``, ``NN``, ``)NP``.

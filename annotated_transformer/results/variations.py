@@ -1,5 +1,5 @@
 # Written from book/results/variations.md: edit the chapter instead.
-"""Rows of Table 3 against the base model, seed by seed (section 6.2)."""
+"""Rows of Table 3 against the base model, seed by seed (Section 6.2)."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,5 @@
 # Written from book/training/batches.md: edit the chapter instead.
-"""Batches, masks and token budgets (section 5.1)."""
+"""Batches, masks and token budgets (Section 5.1)."""
 
 from __future__ import annotations
 
