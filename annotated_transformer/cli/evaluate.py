@@ -1,6 +1,7 @@
 """``evaluate`` scores a system on a corpus, or one file against another."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from annotated_transformer.cli.options import Evaluate
 from annotated_transformer.cli.output import log, print_result, show_scores, show_tree_scores
@@ -25,7 +26,7 @@ def run(command: Evaluate) -> int:
     """Print the requested scores."""
     files = (command.hypotheses, command.references)
     if command.model is None and None not in files:
-        return evaluate_files(command)
+        return evaluate_files(command, *filter(None, files))
     if command.model is None or files != (None, None):
         both = "" if command.model is None else ", not both"
         raise UsageError(f"give a trained system's folder, or --hypotheses and --references{both}")
@@ -55,7 +56,7 @@ def run(command: Evaluate) -> int:
     return 0
 
 
-def evaluate_files(command: Evaluate) -> int:
+def evaluate_files(command: Evaluate, hypotheses: Path, references: Path) -> int:
     """Score one file against another."""
     language = command.language
     if language is not None and not command.protocols:
@@ -65,10 +66,8 @@ def evaluate_files(command: Evaluate) -> int:
             f"--language{'' if language is None else f' {language}'}: --protocols of two files "
             f"needs the language of the references, among {', '.join(LANGUAGES)}"
         )
-    assert command.hypotheses is not None
-    assert command.references is not None
-    text = read_parallel(command.hypotheses, command.references, drop_blank=False)
-    show_scores(score(text.source, text.target), str(command.hypotheses))
+    text = read_parallel(hypotheses, references, drop_blank=False)
+    show_scores(score(text.source, text.target), str(hypotheses))
     if language is not None:
         show_protocols(text.source, text.target, language)
     return 0

@@ -1,6 +1,7 @@
 """``parse`` draws the trees of sentences, with a system trained on a treebank."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from annotated_transformer.cli.options import Parse
@@ -54,7 +55,7 @@ def run(command: Parse) -> int:
 
 def read_sentences(command: Parse, source: Path) -> tuple[list[list[str]], str]:
     """Return the words of each sentence, and the name of the text."""
-    split = str.split if command.tokenized else penn_words
+    split = partial(penn_words, tokenized=command.tokenized)
     if command.sentence is not None:
         return [split(command.sentence)], "--sentence"
     lines, name = read_text(source, ", in English")

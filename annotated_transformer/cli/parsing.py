@@ -174,7 +174,9 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
             option = aliases.get(option, option)
             if equals and types.get(option) is bool:
                 raise UsageError(f"{option}: takes no value; leave out ={value}")
-            said[option.strip("-").replace("-", "_")] = value if equals else after
+            if (field := option.strip("-").replace("-", "_")) in said and field.endswith("_files"):
+                raise UsageError(f"{option}: given twice; name all files after one {option}")
+            said[field] = value if equals else after
         plain.append(option + equals + value)
     return plain, said
 
@@ -303,9 +305,7 @@ def without_none(text: str) -> str:
     """Return tyro's help without defaults of None and False, even where they are wrapped."""
     pattern = r"\(default:[\s│|]+(?:None|False)?\)"
     text = re.sub(pattern, lambda found: re.sub(r"[^\s│|]", " ", found[0]), text)
-    text = re.sub(
-        r"\boptim options( ───)?", lambda line: "training options" + " " * bool(line[1]), text
-    )
+    text = re.sub(r"\boptim options( ───)?", lambda x: "training options" + " " * bool(x[1]), text)
     return re.sub(r"^[│|] +[│|]\n| +$", "", text, flags=re.MULTILINE)
 
 

@@ -76,10 +76,8 @@ def run(command: Train) -> int:
         log(stopped_early(trainer))
     scores = score_run(trainer, texts, bar)
     path = command.record or folder / "record.json"
-    pairs, state = len(trainer.pairs), trainer.state
-    record = make_record(
-        trainer.system, state, scores, command_line(), pairs=pairs, processes=world.size
-    )
+    counts = {"pairs": len(trainer.pairs), "processes": world.size}
+    record = make_record(trainer.system, trainer.state, scores, command_line(), **counts)
     save_record(path, {**record, "weights": best_weights(folder)})  # those that translate uses
     trees = is_parser(trainer.system.languages)
     for name, found in scores.items():

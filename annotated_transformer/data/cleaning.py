@@ -48,9 +48,8 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
         CorpusError: A file with segments is damaged, or the two do not belong together.
             Errors in a stream are raised when it is read.
     """
-    (one, names), (two, others) = (
-        open_side(path, errors="surrogateescape") for path in (source, target)
-    )
+    sides = (open_side(path, errors="surrogateescape") for path in (source, target))
+    (one, names), (two, others) = sides
     check_segments(source, target, names, others)
     return (Path(source).name + counted(source), one), (Path(target).name + counted(target), two)
 

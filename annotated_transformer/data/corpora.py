@@ -449,6 +449,8 @@ def text_of_lines(
     for number, pair in enumerate(zip(source, target, strict=True), 1):
         if not all(map(str.strip, pair)):
             raise CorpusError(f"{origin}: pair {number} has a blank side; leave it out")
+        if {"\n", "\r"} & set("".join(pair)):
+            raise CorpusError(f"{origin}: pair {number} holds a line break; strip or split it")
     checksums = tuple(
         (f"{split}.{language}", hashlib.sha256("\n".join(side).encode()).hexdigest())
         for language, side in zip(languages, (source, target), strict=True)

@@ -107,9 +107,8 @@ def _paired(
     source: Iterable[str], target: Iterable[str], valid: ParallelText | None, report: _Examples
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs up to the end of the shorter side; report the rest, and what validation has."""
-    known = (
-        [set(map(str.strip, side)) - {""} for side in (valid.source, valid.target)] if valid else []
-    )
+    sides = (valid.source, valid.target) if valid else ()
+    known = [set(map(str.strip, side)) - {""} for side in sides]
     for number, pair in enumerate(itertools.zip_longest(source, target), 1):
         one, two = pair
         if one is None or two is None:

@@ -55,9 +55,7 @@ class SymbolTokenizer(Numbered):
 
     def encode(self, text: str) -> list[int]:
         """Return a number for each symbol: if it is not known that of its shape, or UNK."""
-        return [
-            self._ids.get(symbol) or self._ids.get(shape(symbol), UNK) for symbol in text.split()
-        ]
+        return [self._ids.get(each) or self._ids.get(shape(each), UNK) for each in text.split()]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the symbols with blanks between; padding, beginning and end are left out."""
@@ -92,4 +90,4 @@ def load_any_tokenizer(path: str | Path) -> Tokenizer:
         return SymbolTokenizer([str(entry) for entry in data["entries"]])
     except (LookupError, TypeError, TokenizerError) as error:
         message = f"{path}: damaged ({type(error).__name__}: {error})"
-        raise TokenizerError(f"{message}; train again, or take the file from a copy") from None
+        raise TokenizerError(f"{message}; train again, or restore a copy") from None

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.optim import Optimizer
 
 from annotated_transformer.data.files import locked, not_written, remove_leftovers, write_atomically
 from annotated_transformer.engine.checkpoints import (
@@ -150,9 +150,7 @@ class Checkpointer:
             if not checkpoint_paths(self.folder):
                 write_atomically(self.mark, b"")
 
-    def save(
-        self, system: System, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
-    ) -> None:
+    def save(self, system: System, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
         """Write everything needed to resume."""
         tensors = run_tensors(system.model, optimizer, self.world)
         if self.world.main:
@@ -162,7 +160,7 @@ class Checkpointer:
             for old in checkpoint_paths(self.folder)[: -self.keep]:
                 old.unlink(missing_ok=True)
 
-    def restore(self, system: System, optimizer: torch.optim.Optimizer) -> Checkpoint | None:
+    def restore(self, system: System, optimizer: Optimizer) -> Checkpoint | None:
         """Load the newest intact checkpoint; return None if there is none at all.
 
         Damaged ones are renamed, with a warning, if an older one is intact. Only the main process

@@ -308,10 +308,8 @@ RECIPES = Path(__file__).with_name("recipes")
 
 def recipes() -> dict[str, str]:
     """Return the package's recipes and their descriptions."""
-    found = {
-        path.stem: read_json(path, f"--recipe {path}") for path in sorted(RECIPES.glob("*.json"))
-    }
-    return {name: str(data.get("about", "")) for name, data in found.items()}
+    files = sorted(RECIPES.glob("*.json"))
+    return {path.stem: str(read_json(path, "--recipe").get("about", "")) for path in files}
 
 
 def load_recipe(recipe: str | Path) -> Options:

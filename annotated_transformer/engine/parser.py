@@ -303,16 +303,16 @@ SPLITS = (  # pattern, replacement: as in the Penn Treebank
 )
 
 
-def penn_words(text: str) -> list[str]:
-    """Split a plain sentence into words as the Penn Treebank does.
+def penn_words(text: str, *, tokenized: bool = False) -> list[str]:
+    """Split a plain sentence into words as the Penn Treebank does, unless it is ``tokenized``.
 
     Punctuation, ``n't`` and ``'s`` are words of their own, double quotes become two single ones
     that open or close, and brackets become ``-LRB-`` and so on. Words that are split already
     stay as they are.
     """
-    for pattern, replacement in SPLITS:
+    for pattern, replacement in () if tokenized else SPLITS:
         text = re.sub(pattern, replacement, text)
-    return [BRACKETS.get(word, word) for word in text.split()]
+    return ["".join(BRACKETS.get(sign, sign) for sign in word) for word in text.split()]
 
 
 # --- scores ----------------------------------------------------------------------------------

@@ -200,11 +200,9 @@ class CompiledLoss(nn.Module):
         # For each bucket: training and evaluation, with and without gradients.
         config: Any = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 4 * (len(BUCKETS) + 1))
-        self.compiled = torch.compile(
-            self._outputs, backend=compiler, dynamic=False, fullgraph=True
-        )
+        self.compiled = torch.compile(self._packed, backend=compiler, dynamic=False, fullgraph=True)
 
-    def _outputs(self, src: Tensor, tgt: Tensor, pad: int) -> Tensor:
+    def _packed(self, src: Tensor, tgt: Tensor, pad: int) -> Tensor:
         """Return the decoder's outputs ``(batch * n, d_model)``, undefined at padding."""
         source, target = _Padded(src), _Padded(tgt)
         real = (src != pad).unsqueeze(1)

@@ -74,6 +74,7 @@ def score_pairs(
         sides = [t.encode(line) for t, line in zip(system.tokenizers, pair, strict=True)]
         for side, tokens, line in zip(("source", "target"), sides, pair, strict=True):
             reason = "is blank; remove the pair from both texts" if not line.strip() else ""
+            reason = "holds a line break; strip or split it" if "\n" in line else reason
             if len(tokens) > limit:
                 reason = f"has {len(tokens)} tokens, but {limit} fit the model; split or remove it"
             if reason:

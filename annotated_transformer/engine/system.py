@@ -319,6 +319,8 @@ def decode_lines(
                 f"{name}, line {number}: {len(tokens)} tokens, more than the {limit} that fit "
                 "the model; split the line into sentences"
             )
+        if "\n" in lines[number - first]:
+            raise CorpusError(f"{name}, line {number}: holds a line break; strip or split it")
     full = [i for i, tokens in enumerate(ids) if tokens]
     out = [blank] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]

@@ -41,6 +41,7 @@ from annotated_transformer.training.distributed import DistributedWorld
 from annotated_transformer.training.loop import NonFiniteError
 
 NEVER = "all {} updates failed: the weights are still the initial ones"
+KEPT = {"checksums": "another text", "valid": "other validation text", "finetuned": "other weights"}
 
 
 class Trainer:
@@ -222,6 +223,8 @@ def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
     """Return a system with initial weights: a new one, or that of the run in ``folder``."""
     text = texts if isinstance(texts, Prepared) else texts[0]
     described = {"options": options.described(), "checksums": dict(text.checksums)}
+    if not isinstance(texts, Prepared):
+        described["valid"] = dict(texts[1].checksums)
     before = None if options.optim.finetune_from is None else load_start(options, text)
     if before is not None:
         described["finetuned"] = before.training["finetuned"]
@@ -263,9 +266,9 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: 
                 f"{folder}: its run was started {how}; give the same options to resume it, or "
                 "choose another folder with --out"
             )
-    words = "to resume it, or choose another folder with --out"
-    if before.get("checksums") != now["checksums"]:
-        raise UsageError(f"{folder}: its run was started on another text; give the same {words}")
-    if before.get("finetuned") != now.get("finetuned"):
-        reason = "its run was started with other weights"
-        raise UsageError(f"{folder}: {reason}; give the same --finetune-from {words}")
+    known = {"valid": now.get("valid"), **before}  # an older version did not note it
+    for name, what in KEPT.items():
+        if known.get(name) != now.get(name):
+            option = "--finetune-from " * (name == "finetuned")
+            words = f"give the same {option}to resume it, or choose another folder with --out"
+            raise UsageError(f"{folder}: its run was started with {what}; {words}")

@@ -126,9 +126,8 @@ class _LayerCache:
         if self.keys.size(2) < end:
             self.keys, self.values = _longer(self.keys), _longer(self.values)
         self.keys[:, :, position], self.values[:, :, position] = k, v
-        keys, values = (
-            block[:, :, :end].flatten(2, 3).flatten(0, 1) for block in (self.keys, self.values)
-        )
+        kept = (self.keys[:, :, :end], self.values[:, :, :end])
+        keys, values = (block.flatten(2, 3).flatten(0, 1) for block in kept)
         return self.rows(attend_once(q.flatten(0, 1), keys, values, hidden), own.h)
 
     def to_source(self, x: Tensor, hidden: Tensor | None) -> Tensor:

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from annotated_transformer.fast.model import FastModel, can_accelerate, is_untouched
 from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
+from annotated_transformer.model.multi_head import padding_mask
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import batch_loss, sum_type
 
@@ -109,8 +110,17 @@ def linear_cross_entropy(
     return loss, nll.detach()
 
 
+def has_usual_masks(batch: Batch) -> bool:
+    """Whether a batch hides the padding and the future alone, and its targets end in padding."""
+    real = batch.tgt_y != batch.pad
+    gaps = (real[:, 1:] & ~real[:, :-1]).any() or (real & (batch.tgt == batch.pad)).any()
+    source = torch.equal(batch.src_mask, padding_mask(batch.src, batch.pad))
+    target = torch.equal(batch.tgt_mask, Batch.make_std_mask(batch.tgt, batch.pad))
+    return source and target and not gaps
+
+
 class FastLoss(nn.Module):
-    """The loss of a batch, through the fast layer where it supports the model.
+    """The loss of a batch, through the fast layer where it supports the model and the masks.
 
     Equal to ``training.loop.batch_loss`` in value and gradient. Support is checked on every call,
     so a hook added later still runs.
@@ -137,10 +147,12 @@ class FastLoss(nn.Module):
         generator = model.generator
         if type(generator) is not Generator or not is_untouched(generator):
             return batch_loss(model, batch, smoothing, tokens)
+        usual = isinstance(batch, IndexedBatch) or has_usual_masks(batch)
         batch, keep = IndexedBatch(batch), batch.tgt_y != batch.pad
         src_index, index = batch.src_index, batch.tgt_index
-        if isinstance(self.model, FastModel) and can_accelerate(model):
-            x = self.model(batch.src, batch.tgt, batch.src_mask[:, 0], keep, src_index, index)
+        if usual and isinstance(self.model, FastModel) and can_accelerate(model):
+            seen = batch.src_mask[:, 0] != 0
+            x = self.model(batch.src, batch.tgt, seen, keep, src_index, index)
         else:
             x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask).flatten(0, 1)[index]
         gold = batch.tgt_y.flatten()[index]  # (rows,)

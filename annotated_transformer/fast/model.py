@@ -34,9 +34,7 @@ KNOWN = {
     *(nn.Linear, nn.Dropout, nn.Embedding, nn.Identity, nn.ModuleList, nn.Sequential),
 }
 OWN = {"forward", "encode", "decode"}
-METHODS = {
-    (kind, name): method for kind in KNOWN for name, method in vars(kind).items() if name in OWN
-}
+METHODS = {(kind, name): vars(kind)[name] for kind in KNOWN for name in OWN & vars(kind).keys()}
 
 
 def can_accelerate(model: nn.Module) -> bool:

@@ -426,7 +426,7 @@ class TreeConstraint(Symbols):
         Args:
             tree: The state so far.
             words: Number of words of the sentence.
-            limit: Maximum symbols, with the end; brackets open if they can close, the first always.
+            limit: Maximum symbols, end included; a bracket opens if it can close, the first always.
 
         Raises:
             ValueError: There are no words.

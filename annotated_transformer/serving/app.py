@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -113,9 +112,7 @@ class Service:
         best = [found[i][0] if i in found else None for i in range(len(asked.sentences))]
         theirs = self.system.tokenizers[1]
         data = {
-            "translations": [
-                normal_blanks(theirs.decode(one.tokens)) if one else "" for one in best
-            ],
+            "translations": [normal_blanks(theirs.decode(x.tokens)) if x else "" for x in best],
             "tokens": [theirs.tokens(one.tokens) if one else [] for one in best],
             "scores": [one.log_probability if one else None for one in best],
         }
@@ -215,9 +212,7 @@ async def read_body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
-async def unless_gone(
-    request: Request, work: Coroutine[Any, Any, bytes] | Awaitable[bytes]
-) -> bytes:
+async def unless_gone(request: Request, work: Awaitable[bytes]) -> bytes:
     """Return the result of some work, which is cancelled when the client goes away.
 
     Raises:

@@ -57,7 +57,7 @@ class Batch:
     tgt: Tensor  #: The decoder's input (batch, n), the target without its last column.
     tgt_y: Tensor  #: What to predict (batch, n), the target without its first column.
     tgt_mask: Tensor  #: True at real tokens that are not in the future, (batch, n, n).
-    ntokens: int = 0  #: Target tokens to be predicted.
+    ntokens: int = 0  #: Target tokens to be predicted, counted once; adapt it to your own tgt_y.
 
     def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = PAD) -> None:
         self.src, self.src_mask, self.pad = src, padding_mask(src, pad), pad

@@ -149,6 +149,7 @@ def accumulate_gradients(
     Raises:
         NonFiniteError: The loss is NaN or infinite; the gradients are cleared.
     """
+    model.zero_grad()  # of what was there before
     sums = torch.zeros(())
     for number, batch in enumerate(batches, 1):
         last = number == len(batches)
@@ -173,6 +174,8 @@ def take_step(
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = grad_norm(parameters) / factor
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip {clip}: must be above 0")
     shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-12))
     if math.isfinite(norm):
         if shrink != factor:
@@ -251,6 +254,8 @@ def fit(
         loss: Computes the loss of a batch as :func:`batch_loss` does, such as
             :func:`~annotated_transformer.fast.loss.fast_batch_loss`, in less time.
     """
+    if accumulate < 1:
+        raise ValueError(f"accumulate {accumulate}: must be at least 1")
     stream = iter(batches)
     model.train()
     while group := list(itertools.islice(stream, accumulate)):

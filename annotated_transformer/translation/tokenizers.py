@@ -288,6 +288,4 @@ def load_tokenizer(path: str | Path) -> WordTokenizer | BPETokenizer:
     except OSError as error:
         raise TokenizerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, TokenizerError) as error:
-        raise TokenizerError(
-            f"{path}: {error}; train again, or take the file from a copy"
-        ) from None
+        raise TokenizerError(f"{path}: {error}; train again, or restore a copy") from None

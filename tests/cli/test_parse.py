@@ -103,10 +103,11 @@ def test_plain_text_is_split_unless_it_is_tokenized(parser: Path, capsys: Captur
         words = ["--sentence", text, "--format", "brackets", "--quiet", *option]
         assert main(["parse", str(parser), *words]) == 0
         (line,) = capsys.readouterr().out.splitlines()
-        wanted = text.split() if option else penn_words(text)
-        found = re.findall(r" ([^\s()]+)\)", line)
-        assert found == (penn_words(text) if not option else found)
+        wanted = penn_words(text, tokenized=bool(option))
+        assert re.findall(r" ([^\s()]+)\)", line) == wanted
         assert len(wanted) == (3 if option else 7)
+        (tree,) = read_trees(line)
+        assert leaves(tree) == wanted
 
 
 def test_free_decoding_repairs_and_says_how_often(

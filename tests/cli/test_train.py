@@ -175,6 +175,15 @@ def test_files_are_looked_over(texts: list[str], tmp_path: Path, capsys: Capture
     assert "299 distinct source sentences of val also occur in the training text" in said
 
 
+def test_files_are_not_lost_where_an_option_is_given_twice(
+    texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    words = ["train", *SIZES.split(), *texts[:3], *texts, "--out", str(tmp_path / "m")]
+    told = "--train-files: given twice; name all files after one --train-files"
+    assert told in fails(capsys, *words)
+    assert not (tmp_path / "m").exists()
+
+
 def test_the_end_names_folder_record_and_next_command(
     trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
 ) -> None:

@@ -145,6 +145,8 @@ def test_lists_of_lines_are_a_text() -> None:
         (["a"], [], "1 lines and 0 translations; give as many of both"),
         ([], [], "0 lines and 0 translations"),
         (["a", "b"], ["a", " "], "pair 2 has a blank side; leave it out"),
+        (["a", "b"], ["a", "b\r\n"], "pair 2 holds a line break; strip or split it"),
+        (["a", "b\n"], ["a", "b"], "pair 2 holds a line break"),
         ("ab", ["a", "b"], "two lists of strings, not a string"),
         (["a", "b"], "ab", "two lists of strings, not a string"),
     ],

@@ -213,6 +213,10 @@ def test_plain_text_is_split_as_in_the_treebank(plain: str, words: str) -> None:
     assert penn_words(words) == words.split()  # what is split already stays
 
 
+def test_brackets_in_words_are_escaped() -> None:
+    assert penn_words("the (foo) [ dog", tokenized=True) == ["the", "-LRB-foo-RRB-", "-LSB-", "dog"]
+
+
 GOLD, TEST = (
     read_trees(text)[0]
     for text in (

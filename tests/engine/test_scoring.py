@@ -102,6 +102,7 @@ def test_what_cannot_be_scored_is_named() -> None:
     for source, target, words in (
         ("", "a", "text, line 2: the source is blank"),
         ("a", " ", "text, line 2: the target is blank"),
+        ("a", "b\n", "text, line 2: the target holds a line break; strip or split it"),
         ("a", "b " * 12, "text, line 2: the target has 12 tokens, but 11 fit the model"),
     ):
         with pytest.raises(CorpusError, match=words):

@@ -379,6 +379,17 @@ def test_another_text_is_refused(straight: Trainer) -> None:
         Trainer(OPTIONS, straight.folder, (load_corpus("grammar", size=61), TEXTS[1]))
 
 
+def test_another_validation_text_is_refused(straight: Trainer) -> None:
+    """Its losses would stand in one curve with the others."""
+    texts = TEXTS[0], load_corpus("grammar", split="test", size=7)
+    with pytest.raises(UsageError, match="other validation text; give the same"):
+        Trainer(OPTIONS, straight.folder, texts)
+    now = straight.system.training
+    older = {name: value for name, value in now.items() if name != "valid"}
+    assert older != now
+    trainer.check_same(older, now, straight.folder, 0)
+
+
 def test_a_damaged_training_goes_back_to_the_one_before(straight: Trainer, tmp_path: Path) -> None:
     assert Trainer(OPTIONS.replace(save_every=0.0, keep=3), tmp_path, TEXTS).train(progress=False)
     older, old, new = checkpoint_paths(tmp_path)

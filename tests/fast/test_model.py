@@ -245,6 +245,61 @@ def test_a_source_without_tokens_gives_what_the_readable_layer_gives() -> None:
 # --- where it hands back ------------------------------------------------------------------------
 
 
+def unlabelled(pairs: Batch) -> None:
+    pairs.tgt_y = pairs.tgt_y.clone()
+    pairs.tgt_y[:, 0] = pairs.pad
+
+
+def windowed(pairs: Batch) -> None:
+    near = torch.ones(pairs.tgt.size(1), pairs.tgt.size(1)).triu(-1).bool()
+    pairs.tgt_mask = pairs.tgt_mask & near
+
+
+def by_query(pairs: Batch) -> None:
+    m = pairs.src.size(1)
+    pairs.src_mask = pairs.src_mask & torch.ones(m, m).tril().bool()
+
+
+def hidden_source(pairs: Batch) -> None:
+    pairs.src_mask = pairs.src_mask.clone()
+    pairs.src_mask[:, :, 0] = False
+
+
+def with_numbers(pairs: Batch) -> None:
+    pairs.src_mask, pairs.tgt_mask = pairs.src_mask.float(), pairs.tgt_mask.float()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [unlabelled, windowed, by_query, hidden_source, with_numbers],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("options", OPTIONS[:2])
+def test_a_batch_with_masks_of_its_own_is_computed_with_them(
+    change: Callable[[Batch], None], options: dict[str, Any]
+) -> None:
+    net, pairs, usual = model(**options), batch(3), batch(3)
+    change(pairs)
+    assert_equal(net, pairs)
+    same = torch.equal(batch_loss(net, pairs)[0], batch_loss(net, usual)[0])
+    assert same == (change is with_numbers)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0, 0, 1, 7, 8, 2], [1, 5, 6, 9, 4, 2]],
+        [[1, 5, 0, 7, 8, 2], [1, 5, 6, 9, 4, 2]],
+        [[0, 5, 6, 7, 2, 0], [1, 5, 6, 9, 4, 2]],
+        [[1, 5, 6, 7, 2, 0], [1, 2, 0, 0, 0, 0]],
+    ],
+    ids=["left", "middle", "begins with padding", "right"],
+)
+def test_padding_anywhere_is_hidden(rows: list[list[int]]) -> None:
+    for side in (rows, [row[::-1] for row in rows]):
+        assert_equal(model(), Batch(torch.tensor(side), torch.tensor(rows)))
+
+
 class Doubled(MultiHeadedAttention):
     """An attention of one's own."""
 

@@ -344,6 +344,32 @@ def test_the_schedule_counts_updates(count: int, accumulate: int) -> None:
     assert sum(tokens) == count * batch(FIXED).ntokens
 
 
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])
+def test_a_limit_that_would_turn_the_gradient_is_refused(clip: float) -> None:
+    net = model()
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(ValueError, match=r"clip .*: must be above 0"):
+        update(net, [batch(FIXED)], torch.optim.SGD(net.parameters(), 1.0), clip=clip)
+    assert all(map(torch.equal, before.values(), net.state_dict().values()))
+
+
+def test_groups_of_no_batches_are_refused() -> None:
+    net = model()
+    with pytest.raises(ValueError, match="accumulate 0: must be at least 1"):
+        next(fit(net, [batch(FIXED)], make_adam(net), accumulate=0))
+
+
+def test_gradients_from_before_do_not_count() -> None:
+    def learned(*, looked: bool) -> list[Tensor]:
+        net = model()
+        if looked:
+            batch_loss(net, batch(FIXED[:1]))[0].backward()
+        update(net, [batch(FIXED)], torch.optim.SGD(net.parameters(), 1.0))
+        return list(net.state_dict().values())
+
+    assert all(map(torch.equal, learned(looked=True), learned(looked=False)))
+
+
 def test_fit_clips_as_the_update_does() -> None:
     def learned(clip: float | None, *, fitted: bool) -> list[Tensor]:
         net, parts = model(), [batch(FIXED[:1]), batch(FIXED[1:])]
