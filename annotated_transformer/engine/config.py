@@ -309,7 +309,8 @@ RECIPES = Path(__file__).with_name("recipes")
 def recipes() -> dict[str, str]:
     """Return the package's recipes and their descriptions."""
     files = sorted(RECIPES.glob("*.json"))
-    return {path.stem: str(read_json(path, "--recipe").get("about", "")) for path in files}
+    found = {path.stem: read_json(path, f"--recipe {path}") for path in files}
+    return {name: str(data.get("about", "")) for name, data in found.items()}
 
 
 def load_recipe(recipe: str | Path) -> Options:
