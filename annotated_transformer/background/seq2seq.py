@@ -32,7 +32,7 @@ class RecurrentEncoder(nn.Module):
         self.gru = gru(width, hidden, layers, dropout, bidirectional=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Read ``x (batch, m, width)``; ``lengths (batch,)`` on the CPU has their lengths.
+        """Read ``x (batch, m, width)``; ``lengths (batch,)``, on the CPU, counts their tokens.
 
         Returns:
             Both states at each word, ``(batch, m, 2 * hidden)``, and each direction's last one,
@@ -184,10 +184,10 @@ class AdditiveDecoder(RecurrentDecoder):
         """Continue from a state, in a loop; see ``RecurrentDecoder.forward``."""
         states, weights, s = [], [], state[0]
         for word in self.word(x).unbind(1):  # (rows, 3h)
-            kept, query = self.state(s).split(self.sizes, -1)
+            from_state, query = self.state(s).split(self.sizes, -1)
             scores = self.score(torch.tanh(query.unsqueeze(1) + source.keys))  # (rows, m, 1)
             weights.append(weigh(scores.transpose(1, 2), source.padding))  # (rows, 1, m)
-            s = gru_step(word + (weights[-1] @ source.gates).squeeze(1), kept, s)
+            s = gru_step(word + (weights[-1] @ source.gates).squeeze(1), from_state, s)
             states.append(s)
         outputs, new, looked = torch.stack(states, 1), s.unsqueeze(0), torch.cat(weights, 1)
         if self.upper is not None:

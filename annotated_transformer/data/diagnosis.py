@@ -1,6 +1,8 @@
 """What is wrong with a parallel text, by the checks of ``train`` and ``prepare``."""
 
 import itertools
+import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +20,14 @@ REMEDIES = {  # in the order of the table
     "length ratio": "check whether one side is cut or belongs elsewhere; prepare leaves them out",
     "duplicate": "keep one of each; prepare does",
     "in the validation text": "remove the pairs, else validation measures memory",
+    "same on both sides": "remove them, but for names and numbers, else the model learns to copy",
+    "not in NFC": "apply unicodedata.normalize('NFC', line); an accent is a character of its own",
+    "invisible characters": "put spaces for tabs, and remove what your languages do not need",
 }  #: The kinds of findings, each with what to do about it.
 ALONE, DRIFT, SHARED = "lines without a partner", "drift", "in the validation text"
+COPIED, APART, INVISIBLE = "same on both sides", "not in NFC", "invisible characters"
+# Controls, soft hyphens, zero-width characters, direction marks, line separators, byte order marks.
+UNSEEN = re.compile("[\x01-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,12 @@ def _paired(
             report.details[ALONE] = f"only the {'source' if two is None else 'target'} has them"
             report.drop(ALONE, "", number)
             continue
-        if any(line.strip() in held for line, held in zip(pair, known, strict=False)):
-            report.drop(SHARED, "", number)
+        faults = {
+            SHARED: any(line.strip() in held for line, held in zip(pair, known, strict=False)),
+            COPIED: one.strip() == two.strip() != "",
+            APART: not all(unicodedata.is_normalized("NFC", line) for line in pair),
+            INVISIBLE: any(UNSEEN.search(line) for line in pair),
+        }
+        for kind in filter(faults.get, faults):
+            report.drop(kind, "", number)
         yield one, two

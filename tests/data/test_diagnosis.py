@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,30 @@ def test_each_fault_is_found_at_its_line(tmp_path: Path) -> None:
         "too long": (1, [10]),
         "length ratio": (1, [30]),
         "duplicate": (1, [60]),
+        "same on both sides": (1, [10]),
     }
     assert [each.kind for each in found] == [kind for kind in REMEDIES if kind in
                                              {each.kind for each in found}]  # fmt: skip
     assert found[0].detail == "only the target has them"
     assert all(each.remedy for each in found)
+
+
+def test_what_training_takes_but_should_not_is_found(tmp_path: Path) -> None:
+    source, target = sides()
+    source[4] = target[4]
+    source[5] = target[5] = b" "  # blank, not the same
+    apart = unicodedata.normalize("NFD", "Die Käfer schlafen")
+    target[6], source[7] = apart.encode(), "Die Käfer schlafen".encode()
+    for line, odd in enumerate(("\u200b", "\ufeff", "\xad", "\t", "\u2028", "\x85", "\u202e"), 20):
+        source[line] = f"Die{odd} Hunde schlafen {line}".encode()
+    source[30] = "Die\xa0Hunde – „schlafen“ … 犬".encode()
+    _, found = diagnose(*files(tmp_path, source, target), examples=9)
+    assert {each.kind: each.lines for each in found} == {
+        "blank": [6],
+        "same on both sides": [5],
+        "not in NFC": [7],
+        "invisible characters": list(range(21, 28)),
+    }
 
 
 def test_a_drift_is_found_near_its_line(tmp_path: Path) -> None:
@@ -89,10 +109,10 @@ def test_what_validation_has_is_found_in_either_language(tmp_path: Path) -> None
 
 def test_limits_are_those_of_prepare(tmp_path: Path) -> None:
     paths = files(tmp_path, [b"a b c", b"a"], [b"a b c", b"b c"])
-    assert diagnose(*paths)[1] == []
+    assert [each.kind for each in diagnose(*paths)[1]] == ["same on both sides"]
     options = Preparation(max_words=2, max_ratio=1.5)
     kinds = [each.kind for each in diagnose(*paths, options=options)[1]]
-    assert kinds == ["too long", "length ratio"]
+    assert kinds == ["too long", "length ratio", "same on both sides"]
 
 
 def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
