@@ -25,20 +25,6 @@ class _Gather(torch.autograd.Function):
         return grad.new_zeros(ctx.length, *grad.shape[1:]).index_copy_(0, index, grad), None
 
 
-class _Scatter(torch.autograd.Function):
-    """Scatter rows into zeros; the gradient gathers them again."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, length: int) -> Tensor:
-        ctx.save_for_backward(index)
-        return x.new_zeros(length, *x.shape[1:]).index_copy_(0, index, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (index,) = ctx.saved_tensors
-        return grad.index_select(0, index), None, None
-
-
 class Rows:
     """The positions of the real tokens in a padded batch.
 
@@ -65,7 +51,7 @@ class Rows:
     def unpack(self, x: Tensor) -> Tensor:
         """Put ``x (rows, ...)`` back into ``(batch, length, ...)``, zeros elsewhere."""
         batch, length = self.shape
-        padded: Tensor = _Scatter.apply(x, self.index, batch * length)  # type: ignore[no-untyped-call]
+        padded = x.new_zeros(batch * length, *x.shape[1:]).index_copy_(0, self.index, x)
         return padded.view(batch, length, *x.shape[1:])
 
     def slices(self, parts: int, h: int) -> tuple[Tensor, Tensor]:
