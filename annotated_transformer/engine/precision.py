@@ -214,7 +214,7 @@ class CompiledLoss(nn.Module):
         memory = m.encoder(embed(m.src_embed, src, source), _PaddedMask(real, source, source))
         x = embed(m.tgt_embed, tgt, target)
         cross = _PaddedMask(real, target, source)
-        y: Tensor = m.decoder(x, memory, cross, _PaddedMask(past, target, target))
+        y: Tensor = m.decoder(x, _PaddedMask(past, target, target), memory, cross)
         return y
 
     def forward(

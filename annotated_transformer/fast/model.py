@@ -125,45 +125,31 @@ def embed(stack: nn.Module, tokens: Tensor, rows: Rows) -> Tensor:
     return dropout(places.dropout, x + places.pe[0, rows.positions].to(x.dtype))
 
 
-class FastEncoderLayer(nn.Module):
-    """An encoder layer on packed rows that shares the readable layer's sub-modules."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        own = cast(EncoderLayer, layer)
-        self.self_attn = cast(MultiHeadedAttention, own.self_attn)
-        self.feed_forward, self.sublayer = own.feed_forward, own.sublayer
-
-    def forward(self, x: Tensor, mask: PackedMask) -> Tensor:
-        """Apply the layer to ``x (rows, d_model)``; same shape."""
-        x = residual(self.sublayer[0], x, lambda x: attend(self.self_attn, x, x, mask))
-        return residual(self.sublayer[1], x, lambda x: feed_forward(self.feed_forward, x))
-
-
-class FastDecoderLayer(nn.Module):
-    """A decoder layer on packed rows that shares the readable layer's sub-modules."""
+class FastLayer(nn.Module):
+    """An encoder or decoder layer on packed rows that shares the readable layer's sub-modules."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         own = cast(DecoderLayer, layer)
         self.self_attn = cast(MultiHeadedAttention, own.self_attn)
-        self.src_attn = cast(MultiHeadedAttention, own.src_attn)
+        self.src_attn = cast(MultiHeadedAttention, getattr(own, "src_attn", None))
         self.feed_forward, self.sublayer = own.feed_forward, own.sublayer
 
-    def forward(self, x: Tensor, memory: Tensor, src: PackedMask, tgt: PackedMask) -> Tensor:
-        """Apply the layer to ``x (rows, d_model)``; same shape."""
-        x = residual(self.sublayer[0], x, lambda x: attend(self.self_attn, x, x, tgt))
-        x = residual(self.sublayer[1], x, lambda x: attend(self.src_attn, x, memory, src))
-        return residual(self.sublayer[2], x, lambda x: feed_forward(self.feed_forward, x))
+    def forward(self, x: Tensor, mask: PackedMask, *source: Any) -> Tensor:
+        """Apply the layer to ``x (rows, d_model)``; same shape. A decoder has memory and mask."""
+        x = residual(self.sublayer[0], x, lambda x: attend(self.self_attn, x, x, mask))
+        if source:
+            x = residual(self.sublayer[1], x, lambda x: attend(self.src_attn, x, *source))
+        return residual(self.sublayer[-1], x, lambda x: feed_forward(self.feed_forward, x))
 
 
 class FastStack(nn.Module):
     """A stack of fast layers and its final norm."""
 
-    def __init__(self, stack: nn.Module, kind: Callable[[nn.Module], nn.Module]) -> None:
+    def __init__(self, stack: nn.Module) -> None:
         super().__init__()
         own = cast(Encoder, stack)
-        self.layers = nn.ModuleList(kind(layer) for layer in own.layers)
+        self.layers = nn.ModuleList(FastLayer(layer) for layer in own.layers)
         self.norm = own.norm
 
     def forward(self, x: Tensor, *others: Any) -> Tensor:
@@ -182,8 +168,8 @@ class FastModel(nn.Module):
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
         self.src_embed, self.tgt_embed = model.src_embed, model.tgt_embed
-        self.encoder = FastStack(model.encoder, FastEncoderLayer)
-        self.decoder = FastStack(model.decoder, FastDecoderLayer)
+        self.encoder = FastStack(model.encoder)
+        self.decoder = FastStack(model.decoder)
         self.generator = model.generator
 
     @property
@@ -217,5 +203,5 @@ class FastModel(nn.Module):
         memory = self.encode(src, PackedMask(see_source, source, source))
         x = embed(self.tgt_embed, tgt, target)
         cross = PackedMask(see_source, target, source)
-        y: Tensor = self.decoder(x, memory, cross, PackedMask(see_past, target, target))
+        y: Tensor = self.decoder(x, PackedMask(see_past, target, target), memory, cross)
         return y
