@@ -16,7 +16,7 @@ from annotated_transformer.data.corpora import (
 from annotated_transformer.data.files import CorpusError, digest_of, parse_json, regular
 from annotated_transformer.data.shards import PREPARE_AGAIN, Shard, TokenPairs
 from annotated_transformer.data.text import reading
-from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, load_tokenizer
+from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
 
 FORMAT = 2  # of the folder
 MAX_LEN = (1 << 16) - 1  # tokens; longer lines are mistakes, not sentences
@@ -104,7 +104,15 @@ class Prepared:
             raise CorpusError(
                 f"{path}: damaged, or from another version ({error}); {PREPARE_AGAIN}"
             ) from None
-        self.tokenizer = _verified_tokenizer(self.folder / "tokenizer.json", tokenizer)
+        path = self.folder / "tokenizer.json"
+        with reading(path):
+            found = digest_of(path)
+        if found != tokenizer:  # one of the same size would take the ids for other words
+            raise CorpusError(
+                f"{path}: is damaged, or not the tokenizer that the corpus was encoded with; "
+                f"restore that one, or {PREPARE_AGAIN}"
+            )
+        self.tokenizer = load_tokenizer(path)
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -136,18 +144,3 @@ class Prepared:
         return read_parallel(
             first, second, languages=self.languages, name="prepared", split=split, drop_blank=False
         )
-
-
-def _verified_tokenizer(path: Path, sha256: str) -> Tokenizer:
-    """Load a tokenizer, after checking that the corpus was encoded with it.
-
-    A different one of the same size would accept the token ids, but decode them to other words.
-    """
-    with reading(path):
-        found = digest_of(path)
-    if found != sha256:
-        raise CorpusError(
-            f"{path}: is damaged, or not the tokenizer that the corpus was encoded with; restore "
-            f"that one, or {PREPARE_AGAIN}"
-        )
-    return load_tokenizer(path)
