@@ -85,16 +85,19 @@ def prepared_linear(weight: Tensor, bias: Tensor) -> PlainLinear:
     return (OnednnLinear if suits_onednn(weight) else PlainLinear)(weight, bias)
 
 
+def chunk_maxima(logits: Tensor) -> Tensor:
+    """Return the maximum of each chunk: ``(..., vocab)`` to ``(..., chunks)``."""
+    whole = logits.size(-1) // CHUNK
+    tops: Tensor = logits[..., : whole * CHUNK].unflatten(-1, (whole, CHUNK)).amax(-1)
+    if whole * CHUNK == logits.size(-1):
+        return tops
+    return torch.cat([tops, logits[..., whole * CHUNK :].amax(-1, keepdim=True)], -1)
+
+
 def most_probable(logits: Tensor) -> Tensor:
     """Return ``logits.argmax(-1)`` of ``logits (rows, vocab)``, computed in chunks: ``(rows,)``."""
-    size = logits.size(1)
-    chunks = size // CHUNK
-    if logits.device.type != "cpu" or chunks < 4:
+    if logits.device.type != "cpu" or logits.size(1) < 4 * CHUNK:
         return logits.argmax(-1)
-    tops = logits[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK)).amax(-1)  # (rows, chunks)
-    start: Tensor = tops.argmax(-1, keepdim=True) * CHUNK
-    found = start + logits.gather(1, start + torch.arange(CHUNK)).argmax(-1, keepdim=True)
-    if chunks * CHUNK < size:  # the incomplete last chunk
-        rest, place = logits[:, chunks * CHUNK :].max(-1, keepdim=True)
-        found = torch.where(rest > logits.gather(1, found), place + chunks * CHUNK, found)
-    return found.squeeze(1)
+    start = chunk_maxima(logits).argmax(-1, keepdim=True) * CHUNK
+    token = (start + torch.arange(CHUNK)).clamp_(max=logits.size(1) - 1)  # the last may be shorter
+    return token.gather(1, logits.gather(1, token).argmax(-1, keepdim=True)).squeeze(1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.fast.decoding import start_steps
-from annotated_transformer.fast.linear import CHUNK
+from annotated_transformer.fast.linear import CHUNK, chunk_maxima
 from annotated_transformer.translation import beam_search as beam
 from annotated_transformer.translation import greedy
 from annotated_transformer.translation.beam_search import stable_topk
@@ -39,15 +39,6 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
     log_probs, chosen = stable_topk(values.masked_fill(~inside, -torch.inf).flatten(1), width)
     place = place.gather(1, chosen)
     return log_probs, place // size, place % size
-
-
-def chunk_maxima(logits: Tensor) -> Tensor:
-    """Return the maximum of each chunk: ``(..., vocab)`` to ``(..., chunks)``."""
-    whole = logits.size(-1) // CHUNK
-    tops: Tensor = logits[..., : whole * CHUNK].unflatten(-1, (whole, CHUNK)).amax(-1)
-    if whole * CHUNK == logits.size(-1):
-        return tops
-    return torch.cat([tops, logits[..., whole * CHUNK :].amax(-1, keepdim=True)], -1)
 
 
 def log_total(logits: Tensor, largest: Tensor) -> Tensor:

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from annotated_transformer.fast.decoding import CachedSteps, start_steps
-from annotated_transformer.fast.linear import CHUNK, OnednnLinear
+from annotated_transformer.fast.linear import CHUNK, OnednnLinear, chunk_maxima
 from annotated_transformer.fast.search import (
     beam_search,
     best_continuations,
-    chunk_maxima,
     log_total,
 )
 from annotated_transformer.model.architecture import EncoderDecoder
