@@ -101,10 +101,10 @@ class Sampler(Steps):
             temperature and what it excludes.
         """
         shares, tokens = self.sampling.probabilities(logits[:, 0])
-        drawn = torch.tensor([[rng.random()] for rng in self.rngs], dtype=shares.dtype)
-        place = torch.searchsorted(shares.cumsum(-1), drawn.to(shares.device), right=True)
-        place = place.minimum((shares > 0).sum(-1, keepdim=True) - 1)  # a sum rounded below 1
-        token = tokens.gather(1, place)
+        # In the order of the ids: that of equally probable tokens would depend on the batch.
+        sums = torch.zeros_like(shares).scatter_(1, tokens, shares).cumsum(-1)
+        drawn = torch.tensor([[1 - rng.random()] for rng in self.rngs], dtype=shares.dtype)
+        token = torch.searchsorted(sums, drawn.to(sums.device) * sums[:, -1:])  # never in a gap
         gained = logits[:, 0].log_softmax(-1).gather(1, token)
         return log_probs + gained, torch.zeros_like(token), token
 

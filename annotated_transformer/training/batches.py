@@ -42,7 +42,10 @@ def make_batch(
         raise ValueError(f"{len(sources)} sources and {len(targets)} targets: they go in pairs")
     pad, bos, eos = special
     src = pad_sequences([[*s, eos] for s in sources], pad)
-    return Batch(src, pad_sequences([[bos, *t, eos] for t in targets], pad), pad)
+    batch = Batch(src, pad_sequences([[bos, *t, eos] for t in targets], pad), pad)
+    if bos == pad:  # as in Marian's models: this one is no padding
+        batch.tgt_mask[..., 0] = True
+    return batch
 
 
 class Batch:

@@ -101,17 +101,31 @@ def test_more_than_all_tokens_are_all(top_k: int) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-def test_the_last_token_is_drawn_where_rounding_leaves_a_gap() -> None:
-    """A number next to 1 may exceed a cumulative sum that was rounded down."""
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_range_draw_what_may_be_drawn(number: float) -> None:
+    """Sums are rounded, so the last may be below 1 or above."""
 
-    class Last(random.Random):
+    class Same(random.Random):
         def random(self) -> float:
-            return 1 - 2**-53
+            return number
 
-    logits = torch.tensor([[[1.0, 5.0, 2.0, 4.0, 3.0]]])
-    for sampling, last in ((Sampling(), 0), (Sampling(top_k=3), 4)):
-        sampler = Sampler(Fixed(logits[0]), [Last()], sampling)
-        assert int(sampler.choose(logits, torch.zeros(1, 1).double())[2]) == last
+    logits = torch.tensor([[[1.0, 5.0, 4.0, 3.0, 2.0]]])
+    for sampling, ends in ((Sampling(), (0, 4)), (Sampling(top_k=3), (1, 3))):
+        sampler = Sampler(Fixed(logits[0]), [Same()], sampling)
+        assert int(sampler.choose(logits, torch.zeros(1, 1).double())[2]) == ends[number == 0]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(2.0), Sampling(0.5, top_p=0.9)])
+def test_rounding_changes_no_draw(sampling: Sampling) -> None:
+    """Label smoothing leaves many tokens equally probable, but for what a batch's shape rounds."""
+    generator, draws = torch.Generator().manual_seed(0), []
+    logits = torch.cat([torch.tensor([4.0, 3.0, 3.5]), torch.zeros(400)])
+    for _ in range(2):
+        noise = 1e-6 * torch.randn(500, 1, len(logits), generator=generator)
+        rngs = [random.Random(f"1 {i}") for i in range(len(noise))]
+        sampler = Sampler(Fixed(logits[None]), rngs, sampling)
+        draws.append(sampler.choose(logits + noise, torch.zeros(len(noise), 1).double())[2])
+    assert torch.equal(*draws)
 
 
 @pytest.mark.parametrize(

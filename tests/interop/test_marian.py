@@ -12,8 +12,11 @@ import transformers
 
 from annotated_transformer.data.files import FileError
 from annotated_transformer.engine.checkpoints import CheckpointError
+from annotated_transformer.fast.loss import fast_batch_loss
 from annotated_transformer.fast.search import greedy_search
 from annotated_transformer.interop.marian import load_marian
+from annotated_transformer.training.batches import make_batch
+from annotated_transformer.training.loop import batch_loss
 from tests.interop import small as ours
 from tests.pipes import pipe_at
 
@@ -66,6 +69,12 @@ def test_a_marian_checkpoint_gives_its_outputs_here(
         causal = torch.ones(1, 3, 3, dtype=torch.bool).tril()
         found = model.generator.get_submodule("proj")(model(src, tgt, seen, causal))
     assert (found - wanted).abs().max() < ours.TOLERANCE
+    pairs = make_batch(source, [[1, 2], [4]], special=special)  # the begin symbol is no padding
+    labels = pairs.tgt_y.masked_fill(pairs.tgt_y == 30, -100)
+    with torch.no_grad():
+        loss = theirs(src, attention_mask=seen[:, 0].long(), labels=labels).loss
+        for loss_of in (batch_loss, fast_batch_loss):
+            assert (loss_of(model, pairs)[0] - loss).abs() < ours.TOLERANCE
     ids = greedy_search(model, source, 9, special=special)
     batch = {"input_ids": src, "attention_mask": seen[:, 0].long()}
     generated = theirs.generate(**batch, max_new_tokens=9, num_beams=1, do_sample=False)
