@@ -135,9 +135,9 @@ def nearest(word: str, known: Words, limit: int, *, far: Part = edits) -> str:
 
 SUGGESTION: Final = Exercise(
     nearest, [("--udpates", ["--dates", "--updates"], 1),
-     ("--bean", ["--seed", "--beam", "--mean"], 2), ("--colour", ["--corpus", "--layers"], 2)],
+     ("--headss", ["--help", "--heads"], 1), ("--colour", ["--corpus", "--layers"], 2)],
     lambda draw: ("".join(draw.random.choices("abc", k=4)), [
-        "".join(draw.random.choices("abc", k=k)) for k in (5, 4, 4, 3)], draw.integer(1, 2)),
+        "".join(draw.random.choices("abc", k=k)) for k in (5, 4, 3, 3)], draw.integer(1, 2)),
     {
         "a swap counted as two edits": partial(nearest, far=partial(edits, swap=2)),
         "a replaced letter counted as two edits": partial(nearest, far=partial(edits, replace=2)),

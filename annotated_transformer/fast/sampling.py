@@ -15,6 +15,7 @@ from torch import Tensor
 
 from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.notation import PAD
 from annotated_transformer.training.loop import sum_type
 from annotated_transformer.translation.beam_search import Hypothesis, beam_search
 from annotated_transformer.translation.greedy import StartSteps, Steps
@@ -80,10 +81,14 @@ class Sampler(Steps):
         steps: Those of the model, with one hypothesis of each sentence.
         rngs: One for each sentence.
         sampling: How to draw.
+        never: Tokens that are not drawn.
     """
 
-    def __init__(self, steps: Steps, rngs: Sequence[random.Random], sampling: Sampling) -> None:
-        self.steps, self.rngs, self.sampling = steps, list(rngs), sampling
+    def __init__(
+        self, steps: Steps, rngs: Sequence[random.Random], sampling: Sampling,
+        never: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.steps, self.rngs, self.sampling, self.never = steps, list(rngs), sampling, list(never)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Take the newest tokens ``(rows,)``; return logits of the next ones ``(rows, vocab)``."""
@@ -100,7 +105,9 @@ class Sampler(Steps):
             Each ``(sentences, 1)``. The log-probability is the model's own, before the
             temperature and what it excludes.
         """
-        shares, tokens = self.sampling.probabilities(logits[:, 0])
+        allowed = logits[:, 0].clone()
+        allowed[:, self.never] = -math.inf
+        shares, tokens = self.sampling.probabilities(allowed)
         # In the order of the ids: that of equally probable tokens would depend on the batch.
         sums = torch.zeros_like(shares).scatter_(1, tokens, shares).cumsum(-1)
         drawn = torch.tensor([[1 - rng.random()] for rng in self.rngs], dtype=shares.dtype)
@@ -144,7 +151,7 @@ def sample(
 
     def begin(model: EncoderDecoder, src: Tensor, mask: Tensor, beam: int) -> Steps:
         rngs = [random.Random(f"{sampling.seed} {key}") for key in keys]
-        made.append(Sampler(start(model, src, mask, beam), rngs, sampling))
+        made.append(Sampler(start(model, src, mask, beam), rngs, sampling, (PAD,)))
         return made[0]
 
     def choose(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from annotated_transformer.fast.sampling import Sampler, Sampling, sample
 from annotated_transformer.fast.search import greedy_search
+from annotated_transformer.notation import PAD
+from annotated_transformer.training.batches import make_batch
 from annotated_transformer.translation.greedy import Steps
 from tests.translation.small import opinionated
 
@@ -92,6 +94,21 @@ def test_a_small_temperature_is_greedy() -> None:
             found = sample(net, sources, sampling, max_len=20)
             assert [each.tokens for each in found] == wanted
         assert [each.tokens for each in sample(net, sources, Sampling(5.0), max_len=20)] != wanted
+
+
+def test_what_is_drawn_has_its_own_probability() -> None:
+    """Padding would be taken out of the output, and the rest be as probable as the whole."""
+    net, sources = opinionated(3), [[4, 5, 6], [7], [8, 8, 4, 5], [10]] * 25
+    found = sample(net, sources, Sampling(9.0), max_len=6)
+    assert all(PAD not in each.tokens for each in found)
+    targets = [each.tokens for each in found]
+    for source, tokens, each in zip(sources, targets, found, strict=True):
+        batch = make_batch([source], [tokens])
+        with torch.no_grad():
+            read = net(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+            log_probs = net.generator(read)[0].gather(1, batch.tgt_y[0, :, None])
+        length = len(tokens) + (len(tokens) < 6)  # the end symbol, where there was room for it
+        assert abs(float(log_probs[:length].sum()) - each.log_probability) < 1e-4
 
 
 @pytest.mark.parametrize("top_k", [5, 6, 2**63, 10**20])

@@ -30,9 +30,10 @@ def run(right: int, loss: float = 0.3) -> dict[str, Any]:
 
 
 def run_with(
-    runs: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch, **others: Any
-) -> dict[str, Any]:
-    """Run the check of 6.3a where there are only these runs, those of other rows, and the floor."""
+    runs: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch,
+    claim: str = "6.3a", **others: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a check of 6.3a or another claim where there are only these runs, and the floor."""
     rows = {
         row: {"runs": {str(seed): each for seed, each in enumerate(found)}}
         for row, found in {"transformer": runs, **others}.items()
@@ -44,7 +45,7 @@ def run_with(
         path = folder / "results" / f"parsing-{name}.json"
         path.write_text(json.dumps(record), encoding="utf-8")
     monkeypatch.chdir(folder)
-    return claims.run_claim(CHAPTER, "6.3a")
+    return claims.run_claim(CHAPTER, claim)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,33 @@ def test_the_status_follows_from_the_runs(
 ) -> None:
     run_with([run(number) for number in right], tmp_path, monkeypatch)
     assert re.findall(r"^status: ([a-z ]+)", capsys.readouterr().out, re.MULTILINE) == [status]
+
+
+def test_the_two_decodings_must_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = [run(number) | {"free": scores(4)} for number in (9, 8)]
+    run_with(mixed, tmp_path, monkeypatch)
+    assert "status: not resolved;" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ours", "free", "rival", "status"),
+    [
+        (9, 9, 9, "does not hold at our scale"),  # the recurrent network beats the grammar, too
+        (9, 4, 9, "does not hold at our scale"),
+        (9, 9, 4, "holds at our scale"),
+        (9, 4, 4, "not resolved"),  # there with the constraint alone
+    ],
+)
+def test_the_contrast_with_recurrent_networks_follows_from_the_runs(
+    ours: int, free: int, rival: int, status: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    own = [run(ours) | {"free": scores(free)} for _ in range(2)]
+    other = [run(rival), run(rival)]
+    run_with(own, tmp_path, monkeypatch, claim="6.3d-R", rnn_attention=other)
+    assert f"status: {status}\n" in capsys.readouterr().out
 
 
 def test_a_record_that_does_not_follow_from_its_brackets_is_refused(

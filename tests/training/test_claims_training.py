@@ -135,16 +135,6 @@ def test_the_status_of_smoothing_follows_from_the_measured_numbers(
     assert judge({0.02: (plain, smooth + swing)}).startswith("status: not resolved;")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "word"),
-    [
-        ('"base": 0.43', '"base": 0.43', "holds at our scale"),
-        ('"base": 0.43', '"base": 0.2', "not resolved"),  # beyond the share that we reached
-        ('"big": 1.0', '"big": 0.5', "not resolved"),
-    ],
-)
-def test_times_of_the_paper_against_a_step_on_a_gpu(
-    old: str, new: str, word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_claim(DISTRIBUTED, "5.2a-R", (old, new))
-    assert f"status: {word}\n" in capsys.readouterr().out
+@pytest.mark.parametrize(("old", "new"), [('"base": 0.43', '"base": 0.2'), ("1.0", "0.5")])
+def test_times_that_ask_for_more_than_we_reached_are_not_plausible(old: str, new: str) -> None:
+    assert_claim_can_fail(DISTRIBUTED, "5.2a-R", old, new)
