@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from annotated_transformer.exercises.declare import Case, Draw, Exercise
+from annotated_transformer.exercises.declare import Case, Draw, Exercise, drawn
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.complexity import neighbourhood_mask
 from annotated_transformer.model.multi_head import padding_mask, split_heads, subsequent_mask
@@ -223,8 +223,7 @@ def _multi_head_case(draw: Draw) -> Case:
 
 MULTI_HEAD_ATTENTION: Final = Exercise(
     multi_head,
-    [_multi_head_case(Draw(seed)) for seed in (1, 2, 5)],
-    _multi_head_case,
+    *drawn(_multi_head_case, 1, 2, 5),
     {
         "scaled by the width of the model, not of a head":
             partial(multi_head, scale=lambda q, h: h**-0.5),  # from √d_k to √d_model
@@ -265,8 +264,7 @@ def _narrow_case(draw: Draw) -> Case:
 
 NARROW_HEADS: Final = Exercise(
     narrow_heads,
-    [_narrow_case(Draw(seed)) for seed in range(3)],
-    _narrow_case,
+    *drawn(_narrow_case),
     {
         "scaled by √d_v: divide by √d_k": partial(narrow_heads, width=lambda d, keys, v: v),
         "scaled by √d_model: divide by √d_k": partial(narrow_heads, width=lambda d, keys, v: d),
@@ -298,8 +296,7 @@ def _map_case(draw: Draw) -> Case:
 
 HEAD_MAP: Final = Exercise(
     head_map,
-    [_map_case(Draw(seed)) for seed in range(3)],
-    _map_case,
+    *drawn(_map_case),
     {
         "softmax along the wrong axis: those of a row add up to one": partial(head_map, axis=-2),
         "rows and columns swapped: a row is a query": lambda *case: head_map(*case).mT,
@@ -356,8 +353,7 @@ def _model_case(draw: Draw) -> Case:
 
 ENCODER_DECODER: Final = Exercise(
     encoder_decoder,
-    [_model_case(Draw(seed)) for seed in range(3)],
-    _model_case,
+    *drawn(_model_case),
     {
         "each layer of the decoder reads the encoder's layer of its depth: all read the last":
             partial(encoder_decoder, read=lambda states, depth: states[depth]),

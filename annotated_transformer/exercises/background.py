@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.background.recurrent import gru_step
-from annotated_transformer.exercises.declare import Case, Draw, Exercise
+from annotated_transformer.exercises.declare import Case, Draw, Exercise, drawn
 
 Map = Callable[[Tensor], Tensor]
 
@@ -40,8 +40,7 @@ def _old_output(*case: Any) -> tuple[Tensor, Tensor]:
 
 LSTM_STEP: Final = Exercise(
     lstm_step,
-    [_lstm_case(Draw(seed)) for seed in range(3)],
-    _lstm_case,
+    *drawn(_lstm_case),
     {
         "input and forget gate swapped: the order is i, f, g, o": partial(lstm_step, order="figo"),
         "candidate and output gate swapped: it is i, f, g, o": partial(lstm_step, order="ifog"),
@@ -76,8 +75,7 @@ def _gru_case(draw: Draw) -> Case:
 
 GRU_STEP: Final = Exercise(
     gru_step,
-    [_gru_case(Draw(seed)) for seed in range(3)],
-    _gru_case,
+    *drawn(_gru_case),
     {
         "update gate inverted: z keeps the old state": partial(gru, turned=True),
         "reset gate missing": partial(gru, reset=False),
@@ -107,8 +105,7 @@ def _additive_case(draw: Draw) -> Case:
 
 ADDITIVE_ATTENTION: Final = Exercise(
     additive_attention,
-    [_additive_case(Draw(seed)) for seed in range(3)],
-    _additive_case,
+    *drawn(_additive_case),
     {
         "tanh missing": partial(additive_attention, act=lambda x: x),
         "sigmoid instead of tanh": partial(additive_attention, act=torch.sigmoid),
@@ -146,8 +143,7 @@ def _convolution_case(draw: Draw) -> Case:
 
 CAUSAL_CONVOLUTION: Final = Exercise(
     causal_convolution,
-    [_convolution_case(Draw(seed)) for seed in (1, 2, 4)],
-    _convolution_case,
+    *drawn(_convolution_case, 1, 2, 4),
     {
         "not causal: the window is centred, and sees later positions":
             lambda x, w, b: causal_convolution(x, w, b, ahead=(len(w) - 1) // 2),
@@ -187,8 +183,7 @@ def _not_paired(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
 
 PAIRED_INTERVAL: Final = Exercise(
     paired_interval,
-    [_prices_case(Draw(seed)) for seed in range(3)],
-    _prices_case,
+    *drawn(_prices_case),
     {
         "ratio turned round: theirs is divided by ours": partial(paired_interval, turned=True),
         "natural logarithm: powers of two are asked for": partial(paired_interval, log=torch.log),

@@ -37,6 +37,11 @@ class Draw:
         return torch.rand(*shape, generator=self.rng) < share
 
 
+def drawn(draw: Callable[[Draw], Case], *seeds: int) -> tuple[list[Case], Callable[[Draw], Case]]:
+    """Return three examples, drawn with these seeds or else with 0, 1 and 2, and what draws."""
+    return [draw(Draw(seed)) for seed in seeds or range(3)], draw
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One function for the reader to write.
