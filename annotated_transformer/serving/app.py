@@ -128,7 +128,9 @@ class Service:
         check_tokens("sentence", len(tokens), self.limits.shown)
         job = Job(tokens, asked.beam, asked.alpha, shown=True)
         ((_, weights),) = await self._results([job])
-        more = {"languages": self._languages(sentence), "note": self._note(sentence)}
+        unknown = self.pretrained.unknown(sentence) if self.pretrained else []
+        note = f"The model does not know {', '.join(unknown[:5])}." if unknown else ""
+        more = {"languages": self._languages(sentence), "note": note}
         return json.dumps(more, ensure_ascii=False)[:-1].encode() + b"," + weights[1:]
 
     def _encode(self, name: str, sentence: str) -> list[int]:
@@ -154,11 +156,6 @@ class Service:
         known = [self.pretrained.words[language] for language in (first, second)]
         counts = [sum(word in one or word.lower() in one for word in words) for one in known]
         return [first, second] if counts[0] >= counts[1] else [second, first]
-
-    def _note(self, sentence: str) -> str:
-        """Return what a reader of the page should know of a sentence."""
-        unknown = self.pretrained.unknown(sentence) if self.pretrained else []
-        return f"The model does not know {', '.join(unknown[:5])}." if unknown else ""
 
     async def health(self, request: Request) -> Response:
         """Say that the model's thread is alive, and how many sentences wait for it."""
@@ -244,9 +241,8 @@ def refuse(status: int, message: str, **headers: str) -> Response:
 
 async def refused(request: Request, error: Exception) -> Response:
     """Answer a request for an address that does not exist, or by a wrong method."""
-    status = getattr(error, "status_code", 500)
-    headers = getattr(error, "headers", None) or {}
-    return refuse(status, getattr(error, "detail", "error"), **headers)
+    assert isinstance(error, HTTPException)
+    return refuse(error.status_code, error.detail, **error.headers or {})
 
 
 async def broken(request: Request, error: Exception) -> Response:

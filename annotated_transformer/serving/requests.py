@@ -106,8 +106,6 @@ def read_object(body: bytes) -> dict[str, Any]:
         data = parse_json(body.decode(), object_pairs_hook=unique, parse_constant=no_number)
     except UnicodeDecodeError:
         raise wrong("body", "is not valid UTF-8") from None
-    except Refusal:
-        raise
     except ValueError:
         raise wrong("body", "is not valid JSON, or is nested too deeply") from None
     if not isinstance(data, dict):
