@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from annotated_transformer.cli.options import Ablation
-from annotated_transformer.cli.output import check_target, command_line, print_result, save_record
+from annotated_transformer.cli.output import check_target, command_line, print_result
 from annotated_transformer.cli.systems import TEST, corpus_of, load_split, move
 from annotated_transformer.data.corpora import ParallelText
+from annotated_transformer.data.files import write_json
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.precision import find_device
@@ -76,7 +77,7 @@ def run(command: Ablation) -> int:
         "hardware": {"processor": processor(), "threads": torch.get_num_threads()},
         "steps": steps,
     }
-    save_record(path, record)
+    write_json(path, record)
     return 0
 
 

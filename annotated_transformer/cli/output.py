@@ -1,7 +1,6 @@
 """The output of the commands: messages, results and files."""
 
 import contextlib
-import json
 import os
 import shlex
 import sys
@@ -102,11 +101,6 @@ def check_target(option: str, path: Path | None, *sources: Path) -> None:
         raise UsageError(f"{option} {path}: {place} is a file; choose a folder")
     if not os.access(path if path.exists() and not path.is_file() else place, os.W_OK):
         raise UsageError(f"{option} {path}: {place} is not writable; choose another folder")
-
-
-def save_record(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a record as JSON."""
-    write_atomically(path, (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def show_scores(scores: Mapping[str, Any], title: str) -> None:

@@ -33,11 +33,10 @@ from annotated_transformer.cli.output import (
     log,
     print_error,
     print_result,
-    save_record,
 )
 from annotated_transformer.cli.systems import ALPHA, BEAM, move
 from annotated_transformer.data.corpora import language_codes
-from annotated_transformer.data.files import load_json, locked, write_atomically
+from annotated_transformer.data.files import load_json, locked, write_atomically, write_json
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
 from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.interruption import handling, undisturbed
@@ -90,7 +89,7 @@ def run(command: Sweep) -> int:
                     other = {} if here == record["hardware"] else {"hardware": here}
                     made = {**result, "commit": made_by, **other}
                     record["rows"][row]["runs"][str(seed)] = made
-                    save_record(path, record)
+                    write_json(path, record)
                 bar.update()
     show_table(record)
     return 0

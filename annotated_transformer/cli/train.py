@@ -14,13 +14,13 @@ from annotated_transformer.cli.output import (
     command_line,
     log,
     print_error,
-    save_record,
     show_scores,
     show_tree_scores,
 )
 from annotated_transformer.cli.systems import TEST, beam_and_alpha, load_split, test_split
 from annotated_transformer.data.cleaning import corpus_warnings
 from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
+from annotated_transformer.data.files import write_json
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, best_weights, load_system
 from annotated_transformer.engine.config import (
@@ -78,7 +78,7 @@ def run(command: Train) -> int:
     path = command.record or folder / "record.json"
     counts = {"pairs": len(trainer.pairs), "processes": world.size}
     record = make_record(trainer.system, trainer.state, scores, command_line(), **counts)
-    save_record(path, {**record, "weights": best_weights(folder)})  # those that translate uses
+    write_json(path, {**record, "weights": best_weights(folder)})  # those that translate uses
     trees = is_parser(trainer.system.languages)
     for name, found in scores.items():
         title = f"{options.data.corpus} {name}"

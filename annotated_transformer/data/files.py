@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -108,6 +108,11 @@ def write_atomically(path: str | Path, data: bytes | IO[bytes]) -> None:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Write a file of JSON for people to read, see :func:`write_atomically`."""
+    write_atomically(path, (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 @contextlib.contextmanager

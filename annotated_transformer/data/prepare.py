@@ -13,7 +13,6 @@ If the process is killed, the current step is lost, but in step 3 only one shard
 import contextlib
 import functools
 import itertools
-import json
 import multiprocessing
 import os
 import shutil
@@ -50,6 +49,7 @@ from annotated_transformer.data.files import (
     regular,
     remove_leftovers,
     write_atomically,
+    write_json,
 )
 from annotated_transformer.data.prepared import (
     FORMAT,
@@ -191,10 +191,6 @@ def _check_plan(folder: Path, plan: Mapping[str, Any], log: Log) -> None:
     (folder / "tokenizer.json").unlink(missing_ok=True)
 
 
-def _json(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
-
-
 @dataclass(frozen=True)
 class _Job:
     """The parameters and steps of a preparation. Completed steps are skipped."""
@@ -212,7 +208,7 @@ class _Job:
         text, shards = self.folder / "text", self.folder / "shards"
         for place in (self.folder, text, shards):
             remove_leftovers(place)
-        write_atomically(self.folder / "plan.json", _json(plan))
+        write_json(self.folder / "plan.json", plan)
         reports = self.clean(text)
         self.learn(text, reports["train"]["kept"])
         self.encode(text, shards)
@@ -220,7 +216,7 @@ class _Job:
         self.report_long(reports, headers)
         digest = digest_of(self.folder / "tokenizer.json")
         summary = {"plan": plan, "reports": reports, "tokenizer": digest, "shards": headers}
-        write_atomically(self.folder / "prepared.json", _json(summary))
+        write_json(self.folder / "prepared.json", summary)
 
     def clean(self, folder: Path) -> dict[str, Any]:
         """Write the cleaned text of every split; return a report for each."""
@@ -251,7 +247,7 @@ class _Job:
         for split, note in ((one, note) for one in held_out for note in reports[one].notes):
             self.log(f"{split}: {note}")
         found = {split: {"kept": each.kept, **asdict(each)} for split, each in reports.items()}
-        write_atomically(done, _json(found))
+        write_json(done, found)
         return found
 
     def held_out(self, split: str) -> tuple[ParallelText, CleaningReport]:
