@@ -23,22 +23,17 @@ def wrong_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask = None, *,
     scale: Scale = lambda q, v: math.sqrt(q.size(-1)), axis: int = -1, invert: bool = False,
     late: bool = False, fill: float = -math.inf, empty: bool = True,
+    weigh: Callable[[Tensor, int], Tensor] = torch.softmax,
 ) -> Tensor:  # fmt: skip
     """Compute attention with one of the known mistakes."""
     scores = query @ key.mT / scale(query, value)
     if mask is None:
-        return scores.softmax(axis) @ value
+        return weigh(scores, axis) @ value
     hidden = mask != 0 if invert else mask == 0
     if late:
-        return scores.softmax(axis).masked_fill(hidden, 0.0) @ value
-    weights = scores.masked_fill(hidden, fill).softmax(axis)
+        return weigh(scores, axis).masked_fill(hidden, 0.0) @ value
+    weights = weigh(scores.masked_fill(hidden, fill), axis)
     return (weights.masked_fill(hidden, 0.0) if empty else weights) @ value
-
-
-def no_softmax(query: Tensor, key: Tensor, value: Tensor, mask: Mask = None) -> Tensor:
-    """Use the scores themselves as weights, which is wrong."""
-    scores = query @ key.mT / math.sqrt(query.size(-1))
-    return (scores if mask is None else scores.masked_fill(mask == 0, 0.0)) @ value
 
 
 def _attention_case(draw: Draw) -> Case:
@@ -79,7 +74,7 @@ ATTENTION: Final = Exercise(
         "a fully masked query gives NaN, not zeros": partial(wrong_attention, empty=False),
         "a fully masked query gives the mean of all values; it should give zeros":
             partial(wrong_attention, empty=False, fill=-1e9),
-        "softmax missing": no_softmax,
+        "softmax missing": partial(wrong_attention, weigh=lambda scores, axis: scores),
     },
     first=True,
     tolerance=1e-6,  # a root may be taken in float32
