@@ -75,14 +75,9 @@ class Pair:
 
 
 def _finish(words: Words, mark: Words) -> Words:
-    """Add the final mark, drop commas next to another mark, and capitalise the first word."""
-    kept: list[Word] = []
-    for word in words + mark:
-        if kept and kept[-1].text == "," and word.text in MARKS:
-            word = Word(word.text, word.links | kept.pop().links)
-        kept.append(word)
-    first = kept[0].text
-    return (kept[0]._replace(text=first[0].upper() + first[1:]), *kept[1:])
+    """Add the final mark, and capitalise the first word."""
+    first, *others = words + mark
+    return (first._replace(text=first.text[0].upper() + first.text[1:]), *others)
 
 
 def _tree(words: Words) -> str:
