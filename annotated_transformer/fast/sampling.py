@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.notation import PAD
 from annotated_transformer.training.loop import sum_type
 from annotated_transformer.translation.beam_search import Hypothesis, beam_search
-from annotated_transformer.translation.greedy import StartSteps, Steps
+from annotated_transformer.translation.greedy import Steps
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,7 @@ def sample(
     sampling: Sampling,
     *,
     max_len: int | None = None,
-    extra: int = 50,
     names: Sequence[object] | None = None,
-    start: StartSteps = start_steps,
 ) -> list[Hypothesis]:
     """Draw one output for each source; its score is its log-probability.
 
@@ -141,24 +140,20 @@ def sample(
         model: Is in evaluation mode meanwhile.
         sources: Tokens of each sentence, without special symbols.
         sampling: How to draw.
-        max_len: Most tokens of an output, apart from the limits by ``extra`` and positions.
-        extra: How many tokens an output may exceed its source by.
+        max_len: Most tokens of an output, apart from the usual limits by source and positions.
         names: One key a sentence, which seeds its random numbers (by default its index).
-        start: Encodes the sentences, and returns what decodes them.
     """
     keys = range(len(sources)) if names is None else names
     made: list[Sampler] = []
 
     def begin(model: EncoderDecoder, src: Tensor, mask: Tensor, beam: int) -> Steps:
         rngs = [random.Random(f"{sampling.seed} {key}") for key in keys]
-        made.append(Sampler(start(model, src, mask, beam), rngs, sampling, (PAD,)))
+        made.append(Sampler(start_steps(model, src, mask, beam), rngs, sampling, (PAD,)))
         return made[0]
 
     def choose(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return made[0].choose(logits, log_probs)
 
-    found = beam_search(
-        model, sources, beam=1, alpha=0, max_len=max_len, extra=extra,
-        start=begin, continuations=choose,
-    )  # fmt: skip
-    return [hypotheses[0] for hypotheses in found]
+    search = partial(beam_search, start=begin, continuations=choose)
+    found = search(model, sources, beam=1, alpha=0, max_len=max_len)
+    return [best for (best,) in found]
