@@ -100,15 +100,11 @@ def make_pair(sentence: Sentence, mark_link: int) -> Pair:
     """Turn linked words into a pair, aligned by equal links; the final mark gets its own."""
     mark = linked(sentence[2], mark_link, tags=".")
     sides = _finish(sentence[0], mark), _finish(sentence[1], mark)
-    places: dict[int, list[int]] = {}  # of the German words with each link
-    for j, other in enumerate(sides[1]):
-        for link in other.links:
-            places.setdefault(link, []).append(j)
     alignment = frozenset(
         (i, j)
         for i, word in enumerate(sides[0])
-        for link in word.links
-        for j in places.get(link, ())
+        for j, other in enumerate(sides[1])
+        if not word.links.isdisjoint(other.links)
     )
     where = [{link: i for i, word in enumerate(side) for link in word.links} for side in sides]
     coreferences = tuple(
