@@ -33,6 +33,7 @@ USE = """
 import ctranslate2, tokenizers
 
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+tokenizer.encode_special_tokens = True  # "</s>" in a text is text
 translator = ctranslate2.Translator(".")
 tokens = tokenizer.encode("…", add_special_tokens=False).tokens
 (found,) = translator.translate_batch([tokens], beam_size=1, max_decoding_length=MOST)

@@ -36,13 +36,14 @@ USE = """
 import numpy as np, onnxruntime, tokenizers
 
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+tokenizer.encode_special_tokens = True  # "</s>" in a text is text
 encoder, decoder = (onnxruntime.InferenceSession(f"{name}.onnx") for name in ("encoder", "decoder"))
 source = np.array([tokenizer.encode("…").ids])
 memory = dict(zip([x.name for x in encoder.get_outputs()], encoder.run(None, {"source": source})))
 caches = {x.name: np.zeros((1, x.shape[1], 0, x.shape[3]), np.float32)
           for x in decoder.get_inputs() if x.name.startswith("past.")}
 tokens = [1]  # it begins a sentence, 2 ends one
-while tokens[-1] != 2 and len(tokens) < source.size + 50:
+while tokens[-1] != 2 and len(tokens) <= min(source.size + 49, MOST):  # it has MOST positions
     inputs = {"source": source, "token": np.array(tokens[-1:]), **caches, **memory}
     logits, *present = decoder.run(None, inputs)
     tokens.append(int(logits.argmax()))
@@ -83,6 +84,7 @@ def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None =
             onnx.save(graph(model), folder / name, save_as_external_data=big, **own)
         save_tokenizers(system, folder, ends=True)
         use = USE if has_sub_words(system) else USE_WORDS
+        use = use.replace("MOST", str(_positions(model)))
         (folder / "README.md").write_text(card(system, record, use, LOST), encoding="utf-8")
 
 
@@ -171,6 +173,11 @@ class _Graph:
         return helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
 
 
+def _positions(model: EncoderDecoder) -> int:
+    """Return the number of the decoder's positions, the most tokens of an output."""
+    return int(cast(Any, model.tgt_embed)[1].pe.size(1))
+
+
 def _caches(model: EncoderDecoder, kind: str, length: str) -> Shapes:
     """Return the names and shapes of keys and values, layer by layer."""
     owns = enumerate(layer.self_attn for layer in cast(Any, model.decoder).layers)
@@ -235,7 +242,9 @@ def step_graph(model: EncoderDecoder) -> onnx.ModelProto:
     inputs: Shapes = {"source": ["batch", "source_length"], "token": ["batch"]}
     inputs |= _caches(model, "past", "length") | _caches(model, "memory", "source_length")
     present = _caches(model, "present", "length_and_one")
-    return graph.model(inputs, {"logits": ["batch", proj.out_features], **present})
+    step = graph.model(inputs, {"logits": ["batch", proj.out_features], **present})
+    helper.set_model_props(step, {"max_len": str(_positions(model))})
+    return step
 
 
 class OnnxTranslator:
@@ -255,6 +264,7 @@ class OnnxTranslator:
             onnxruntime.InferenceSession(Path(folder) / name, options, providers=where)
             for name in (ENCODER, DECODER)
         )
+        self.max_len = int(self.decoder.get_modelmeta().custom_metadata_map.get("max_len", 250))
 
     def no_past(self, batch: int) -> dict[str, Any]:
         """Return the caches before the first position, each ``(batch, h, 0, d)``."""
@@ -265,17 +275,17 @@ class OnnxTranslator:
         }
 
     def greedy(
-        self, sources: Sequence[Sequence[int]], most: int = 250, *, extra: int = 50
+        self, sources: Sequence[Sequence[int]], most: int | None = None, *, extra: int = 50
     ) -> list[list[int]]:
         """Translate sentences of ids, each with its end symbol; return ids without one.
 
         Args:
             sources: Ids of the sentences.
-            most: Maximum tokens of an output.
+            most: Maximum tokens of an output; never more than the model has positions.
             extra: How many tokens an output may exceed its source by, end symbols not counted.
         """
         lengths = np.array([len(source) for source in sources])
-        limits = np.minimum(most, lengths - 1 + extra)
+        limits = np.minimum(min(most or self.max_len, self.max_len), lengths - 1 + extra)
         source = np.full((len(sources), lengths.max()), PAD)
         for row, ids in zip(source, sources, strict=True):
             row[: len(ids)] = ids

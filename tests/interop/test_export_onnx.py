@@ -34,6 +34,32 @@ def test_500_sentences_are_translated_as_by_us(
     assert line == ours.embedded().tokenizers[1].decode(ours.translations()[0])
 
 
+@pytest.mark.parametrize("max_len", [9, 300])
+def test_an_output_ends_with_the_positions(max_len: int, tmp_path: Path) -> None:
+    system = ours.small(max_len=max_len)
+    with torch.no_grad():
+        system.model.generator.get_parameter("proj.bias")[2] = -99.0  # it never ends by itself
+    export_onnx(system, tmp_path / "out")
+    sources = [[4, 5, 6], [7] * 7, []]
+    wanted = greedy_search(system.model, sources, max_len, extra=400)
+    translator = OnnxTranslator(tmp_path / "out", threads=1)
+    found = translator.greedy([[*source, 2] for source in sources], extra=400)
+    assert [[n for n in ids if n] for ids in found] == wanted  # ours leaves out padding
+    assert {len(ids) for ids in found} == {max_len}
+
+
+def test_the_loop_of_the_card_ends_with_the_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = ours.small(max_len=9)
+    with torch.no_grad():
+        system.model.generator.get_parameter("proj.bias")[2] = -99.0
+    export_onnx(system, tmp_path / "out")
+    (wanted,) = greedy_search(system.model, [system.tokenizers[0].encode("</s>")], 9)
+    line = ours.printed_by_card(tmp_path / "out", "</s>", monkeypatch)  # four tokens, no symbol
+    assert line == system.tokenizers[1].decode(wanted)
+
+
 def test_graphs_are_valid_and_weights_keep_their_names() -> None:
     model = ours.small(N=2, tie="target").model
     stored = set()
