@@ -2,6 +2,7 @@
 
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from annotated_transformer.data.files import not_read, parse_json, regular
 from annotated_transformer.engine.typed import from_dict, type_hints, typed
+
+LANGUAGE = re.compile(r"(?:^|\.)(?!gz|xz)([a-z]{2})(?:(?=\.)|(?<=\..{2})$)")  # in a file's name
 
 T = TypeVar("T")
 
@@ -129,11 +132,11 @@ class OptimOptions:
     finetune_from: Path | None = None
     """Start from this run's weights, with its tokenizer and sizes, and train on another text."""
     eval_bleu: bool = False
-    """At each validation, also translate the text greedily and log BLEU."""
+    """At each validation, after each epoch, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
     """Metric that decides which weights are best, and that --patience watches."""
     patience: int | None = option(None, least=1)
-    """Stop after this many validations in a row without better weights (never by default)."""
+    """Stop after this many validations (epochs) without better weights (never by default)."""
 
 
 @dataclass(frozen=True)
@@ -274,13 +277,13 @@ def check_sizes(sizes: Mapping[str, Any]) -> None:
 
 
 def check_order(option: str, paths: Sequence[Path] | None, pair: str) -> None:
-    """Raise UsageError if names of files have the languages of a pair in the other order."""
-    source, _, target = pair.partition("-")
-    names = [{*Path(path).name.split(".")} for path in paths or ()]
+    """Raise UsageError if the names of files end in other languages, or in the other order."""
+    names = [LANGUAGE.findall(Path(path).name) for path in paths or ()]
     for one, other in zip(names[::2], names[1::2], strict=True):
-        if target in one - other and source in other - one:
-            reason = f"end like --pair {target}-{source}, and the pair is {pair}"
-            raise UsageError(f"{flag(option)}: {reason}; give --pair, or exchange the files")
+        if one and other and one[-1] != other[-1] and (found := f"{one[-1]}-{other[-1]}") != pair:
+            remedy = "exchange" if found.split("-") == pair.split("-")[::-1] else "rename"
+            reason = f"end like --pair {found}, and the pair is {pair}"
+            raise UsageError(f"{flag(option)}: {reason}; give --pair, or {remedy} the files")
 
 
 def check_sources(data: DataOptions) -> None:

@@ -120,26 +120,30 @@ def test_a_corpus_and_its_files_go_together(change: dict[str, Any], told: str) -
 @pytest.mark.parametrize(
     ("names", "pair", "refused"),
     [
-        (("a.en", "a.de.gz"), "de-en", True),
-        (("english.txt", "x.de.txt"), "de-en", False),  # one name says nothing
-        (("a.de", "a.en"), "de-en", False),
-        (("a.en", "a.de"), "en-de", False),
-        (("a.de.en", "b.de.en"), "de-en", False),  # as corpora of pairs are named
-        (("a.en-de.en", "a.en-de.de"), "de-en", True),
-        (("x", "y"), "de-en", False),
+        (("a.en", "a.de.gz"), "de-en", "en-de, and the pair is de-en; give --pair, or exchange"),
+        (("a.es.xz", "a.en"), "de-en", "es-en, and the pair is de-en; give --pair, or rename"),
+        (("en.txt", "fr.txt"), "en-de", "en-fr, and the pair is en-de; give --pair, or rename"),
+        (("english.txt", "x.de.txt"), "de-en", ""),  # one name says nothing
+        (("a.de", "a.en"), "de-en", ""),
+        (("a.en", "a.de"), "en-de", ""),
+        (("a.words", "a.trees"), "en-trees", ""),
+        (("a.gz", "b.xz"), "de-en", ""),
+        (("a.de.en", "b.de.en"), "de-en", ""),  # as corpora of pairs are named
+        (("a.en-de.en", "a.en-de.de"), "de-en", "en-de, and the pair is de-en; give --pair, or"),
+        (("x", "y"), "de-en", ""),
+        (("is", "a.fr"), "de-en", ""),
     ],
 )
 @pytest.mark.parametrize("side", ["train_files", "valid_files"])
-def test_files_of_the_other_direction_are_refused(
-    names: tuple[str, str], pair: str, refused: bool, side: str
+def test_files_of_other_languages_are_refused(
+    names: tuple[str, str], pair: str, refused: str, side: str
 ) -> None:
     files = {"train_files": (Path("x"), Path("y")), "valid_files": (Path("x"), Path("y"))}
     files[side] = (Path("de.d") / names[0], Path(names[1]))
     data = Options().replace(corpus="files", pair=pair, **files).data
     if refused:
         flag = "--" + side.replace("_", "-")
-        told = f"{flag}: end like --pair en-de, and the pair is de-en; give --pair, or exchange"
-        with pytest.raises(UsageError, match=re.escape(told)):
+        with pytest.raises(UsageError, match=re.escape(f"{flag}: end like --pair {refused}")):
             check_sources(data)
     else:
         check_sources(data)
