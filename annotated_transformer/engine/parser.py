@@ -1,7 +1,6 @@
 """Parsing with a trained system: sentences to trees by beam search, free or constrained (§6.3)."""
 
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import CorpusError
-from annotated_transformer.engine.system import System
+from annotated_transformer.engine.system import System, decode_lines
 from annotated_transformer.engine.treebanks import MARKS, safe_words, without_words
-from annotated_transformer.fast.decoding import keep_decoder_weights, start_steps
+from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.fast.search import best_continuations
 from annotated_transformer.notation import EOS, UNK
 from annotated_transformer.results.parsing import (
@@ -29,7 +27,6 @@ from annotated_transformer.results.parsing import (
     well_formed,
     with_tags,
 )
-from annotated_transformer.training.batches import token_batches
 from annotated_transformer.translation.beam_search import beam_search, check_search, stable_topk
 from annotated_transformer.translation.greedy import (
     StartSteps,
@@ -242,47 +239,36 @@ def parse_sentences(
         ValueError: The beam or alpha is out of range.
     """
     check_search(beam, alpha)
+    check_lengths(system, sentences, name, extra)
     constraint = constraint_of(system) if constrained else None
-    limit, ids = system.config.max_len - 1, encode_sentences(system, sentences, name, extra)
-    full = [i for i, tokens in enumerate(ids) if tokens]
-    out: list[Parse | None] = [None] * len(sentences)
-    lengths, most = [(len(ids[i]) + 1, 0) for i in full], max(max_tokens // beam, limit + 1)
-    order = token_batches(lengths, most, shuffle=False)
-    search: dict[str, Any] = {"beam": beam, "alpha": alpha, "extra": extra}
-    hidden = not progress or sys.stderr is None  # closed by the parent process
-    bar = tqdm(total=len(full), unit="sentence", disable=hidden, file=sys.stderr)
-    with bar, keep_decoder_weights(system.model, system.precision):
-        for batch in order:
-            chosen = [full[int(i)] for i in batch]
-            found = best_symbols(system, [ids[i] for i in chosen], constraint=constraint, **search)
-            for i, tokens in zip(chosen, found, strict=True):
-                symbols = without_words(system.tokenizers[1].tokens(tokens))
-                words = list(sentences[i])
-                out[i] = Parse(delinearize(symbols, words), symbols, well_formed(symbols, words))
-            bar.update(len(batch))
-    return out
+
+    def search(sources: list[list[int]], numbers: list[int], _: int) -> list[Parse | None]:
+        found = best_symbols(
+            system, sources, beam=beam, alpha=alpha, extra=extra, constraint=constraint
+        )
+        pairs = [
+            (without_words(system.tokenizers[1].tokens(tokens)), list(sentences[number - 1]))
+            for tokens, number in zip(found, numbers, strict=True)
+        ]
+        return [Parse(delinearize(*pair), pair[0], well_formed(*pair)) for pair in pairs]
+
+    lines, room = [safe_words(" ".join(words)) for words in sentences], max_tokens // beam
+    return decode_lines(system, lines, search, None, room, name=name, first=1, progress=progress)
 
 
-def encode_sentences(
-    system: System, sentences: Sequence[Sequence[str]], name: str, extra: int = EXTRA
-) -> list[list[int]]:
-    """Return the words of each sentence as tokens.
-
-    Raises:
-        CorpusError: A sentence is so long that no tree over it fits; or the parser is that of an
-            older version, without words in its trees.
-    """
+def check_lengths(
+    system: System, sentences: Sequence[Sequence[str]], name: str, extra: int
+) -> None:
+    """Raise CorpusError for an older parser, or a sentence so long that no tree over it fits."""
     if not system.shared:
         raise CorpusError("an older parser, without words in its trees; train it again")
-    ids = [system.tokenizers[0].encode(safe_words(" ".join(words))) for words in sentences]
-    for number, tokens in enumerate(ids, 1):
-        limit = min(system.config.max_len - 1, len(tokens) + extra)
-        if 2 * len(tokens) + 3 > limit:  # words, tags, a bracket around them, and the end
+    for number, words in enumerate(sentences, 1):
+        limit = min(system.config.max_len - 1, len(words) + extra)
+        if 2 * len(words) + 3 > limit:  # words, tags, a bracket around them, and the end
             raise CorpusError(
-                f"{name}, line {number}: {len(tokens)} words, too many for trees of at most "
+                f"{name}, line {number}: {len(words)} words, too many for trees of at most "
                 f"{limit} symbols; split the line into sentences, or raise --extra if you gave it"
             )
-    return ids
 
 
 # --- words of a plain text -------------------------------------------------------------------
