@@ -3,7 +3,8 @@
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,32 +68,6 @@ def _truncate(path: Path, update: float) -> None:
         write_atomically(path, data)
 
 
-class _TensorBoard:
-    """Writes the same numbers for TensorBoard, which plots them in a browser."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                f"needs the package tensorboard ({error}): pip install tensorboard"
-            ) from error
-        self.folder, self.make_writer = folder, SummaryWriter
-        self.writer: Any = None
-        self.purge_step: int | None = None  # TensorBoard hides older values from here on
-
-    def write(self, update: int, numbers: Mapping[str, float]) -> None:
-        if self.writer is None:
-            self.writer = self.make_writer(str(self.folder), purge_step=self.purge_step)
-        for name, value in numbers.items():
-            self.writer.add_scalar(name, value, update)
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-        self.writer = None
-
-
 class Journal(contextlib.AbstractContextManager["Journal"]):
     """The log of a run, to which lines are appended, one JSON object per line.
 
@@ -109,7 +84,15 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
         self.path = Path(path)
-        self._tensorboard = None if tensorboard is None else _TensorBoard(tensorboard)
+        self._board: Any = None  # TensorBoard's writer, from the first line on
+        self._make_board: Callable[..., Any] | None = None
+        if tensorboard is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                told = f"needs the package tensorboard ({error}): pip install tensorboard"
+                raise ImportError(told) from error
+            self._make_board = partial(SummaryWriter, str(tensorboard))
         _truncate(self.path, math.inf)
         self._file = self.path.open("ab")
 
@@ -128,8 +111,10 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             line[name] = number if math.isfinite(number) else str(number)
         self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
         self._file.flush()
-        if self._tensorboard is not None:
-            self._tensorboard.write(update, known)
+        if self._make_board is not None:
+            self._board = self._board or self._make_board()
+            for name, value in known.items():
+                self._board.add_scalar(name, value, update)
 
     def rewind(self, update: int) -> None:
         """Drop all lines after an update, for a run that resumes from there.
@@ -137,20 +122,20 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         Args:
             update: The last update to keep.
         """
-        self._file.close()
+        self.close()
         try:
             _truncate(self.path, update)
         finally:
             self._file = self.path.open("ab")
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard.purge_step = update + 1
+        if self._make_board is not None:  # TensorBoard hides older values from purge_step on
+            self._make_board = partial(self._make_board, purge_step=update + 1)
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        if self._board is not None:
+            self._board.close()
+        self._board = None
 
     def __exit__(self, *_: object) -> None:
         """Close the files."""
