@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,7 @@ from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.devices import mfu
 from annotated_transformer.engine.journal import Journal
 from annotated_transformer.engine.state import TrainState, Window
-from annotated_transformer.engine.system import Architecture
-from annotated_transformer.model.complexity import training_flops
-from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.loop import Progress
-
-
-def update_flops(config: Architecture, vocabulary: int, lengths: Sequence[Sequence[int]]) -> int:
-    """Return the FLOPs of an update, from the lengths of its pairs; 0 if they are unknown."""
-    if not isinstance(config, ModelConfig):
-        return 0
-    sources, targets = zip(*lengths, strict=True)
-    return training_flops(config, vocabulary, sources, targets)
 
 
 def log_line(window: Window, peak: float | None) -> dict[str, float | None]:

@@ -117,12 +117,6 @@ def longest(text: TokenPairs) -> int:
     return int(text.lengths().max())
 
 
-def lengths_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[list[int]]:
-    """Return the source and target length of each pair, including special symbols."""
-    lengths = text.lengths()
-    return [pair for group in groups for pair in lengths[group.long()].tolist()]
-
-
 def lines_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[int]:
     """Return the line numbers of the pairs, or their indices from 1 if these are unknown."""
     numbers = (int(i) for group in groups for i in group)

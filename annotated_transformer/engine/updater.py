@@ -24,12 +24,13 @@ from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.devices import peak_flops
 from annotated_transformer.engine.precision import DynamicLossScale, PreciseLoss, Precision
 from annotated_transformer.engine.records import processor
-from annotated_transformer.engine.runlog import update_flops
 from annotated_transformer.engine.state import Checkpoint, TrainState
 from annotated_transformer.engine.system import System
-from annotated_transformer.engine.texts import lengths_of, lines_of
+from annotated_transformer.engine.texts import lines_of
 from annotated_transformer.fast.adam import lean_adam
 from annotated_transformer.fast.packing import IndexedBatch
+from annotated_transformer.model.complexity import training_flops
+from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.distributed import (
     DistributedWorld,
@@ -147,8 +148,10 @@ class Updater:
         if failed is not None:
             torch.set_rng_state(random)
             self._failed(failed, state, groups)
-        lengths = lengths_of(self.pairs, groups)
-        flops = update_flops(self.system.config, len(self.system.tokenizers[1]), lengths)
+        config, vocab, flops = self.system.config, len(self.system.tokenizers[1]), 0
+        if isinstance(config, ModelConfig):  # of another model they are unknown
+            lengths = self.pairs.lengths()[torch.cat(list(groups)).long()]
+            flops = training_flops(config, vocab, *lengths.T.tolist())
         state.add(made, flops, rate)
 
     def _failed(self, error: NonFiniteError, state: TrainState, groups: Sequence[Tensor]) -> None:
