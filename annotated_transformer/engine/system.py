@@ -204,7 +204,11 @@ def translate_lines(
     check_search(beam, alpha)
 
     def best(sources: list[list[int]], _: list[int], limit: int) -> list[str]:
-        found = best_outputs(system.model, sources, limit, beam, alpha)
+        if beam == 1:
+            found = greedy_search(system.model, sources, limit)
+        else:
+            several = beam_search(system.model, sources, beam=beam, alpha=alpha, max_len=limit)
+            found = [hypotheses[0].tokens for hypotheses in several]
         return [text_of(system, tokens) for tokens in found]
 
     room = max_tokens // beam
@@ -335,13 +339,3 @@ def decode_lines(
                 out[i] = found
             bar.update(len(batch))
     return out
-
-
-def best_outputs(
-    model: EncoderDecoder, sources: list[list[int]], limit: int, beam: int, alpha: float
-) -> list[list[int]]:
-    """Return the best output for each source, with at most ``limit`` tokens."""
-    if beam == 1:
-        return greedy_search(model, sources, limit)
-    found = beam_search(model, sources, beam=beam, alpha=alpha, max_len=limit)
-    return [hypotheses[0].tokens for hypotheses in found]
