@@ -1,7 +1,6 @@
 """The precision of a run, and the loss computed in it, optionally compiled."""
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast, get_args
 
@@ -79,15 +78,6 @@ class Precision:
         if gpu:
             torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         self.scale = DynamicLossScale() if name == "float16" else None
-
-    @classmethod
-    def nearest(cls, name: Name, device: torch.device) -> "Precision":
-        """Return this precision, or float32 with a warning if the device does not support it."""
-        try:
-            return cls(name, device)
-        except ValueError as error:
-            warnings.warn(f"{error}; using float32 instead", stacklevel=2)
-            return cls("float32", device)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context for a forward pass."""

@@ -1,6 +1,5 @@
 """The updates of a run; those that become NaN or infinite are saved, so they can be replayed."""
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -215,11 +214,13 @@ def replay(path: Path) -> tuple[float, float]:
         torch.set_rng_state(tensors["random.0"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise damaged(path, error) from None
-    precision = Precision.nearest(optim.precision, torch.device("cpu"))
+    try:
+        precision = Precision(optim.precision)
+    except ValueError as error:
+        warnings.warn(f"{error}; using float32 instead", stacklevel=2)
+        precision = Precision()
     loss_of, total = PreciseLoss(system.model.train(), precision), 0.0
-    for k in itertools.count():
-        if f"batch.{k}.src" not in tensors:
-            break
+    for k in range(sum(name.endswith(".src") for name in tensors)):
         batch = Batch(tensors[f"batch.{k}.src"], tensors[f"batch.{k}.tgt"])
         loss, _ = loss_of(batch, optim.smoothing, data["tokens"])
         (loss * scale).backward()
