@@ -1,8 +1,7 @@
 """Grids of runs: one recipe, rows that change some of its options, and seeds for each row."""
 
-import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from annotated_transformer.engine.config import (
     load_recipe,
     read_json,
 )
-from annotated_transformer.engine.typed import type_hints, typed
+from annotated_transformer.engine.typed import from_dict
 
 SWEEPS = Path(__file__).with_name("sweeps")
 KEYS = {"about": str, "recipe": str, "options": dict, "seeds": int, "rows": dict}
@@ -86,19 +85,10 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
         if not (row.isidentifier() and isinstance(own, dict)):
             raise UsageError(f"{place}: must be a name with an object of options; correct the file")
         try:
-            rows[row] = base.replace(**read_values({**data["options"], **own}), **(changes or {}))
-            check(rows[row])
+            options = base.replace(**{**data["options"], **own}, **(changes or {}))
+            check(options)
+            rows[row] = from_dict(Options, asdict(options))  # with JSON's values converted
             check_sources(rows[row].data)
         except (TypeError, UsageError) as error:
             raise UsageError(f"{place}: {error}; correct the file") from None
     return Grid(path.stem, rows, data["seeds"], data["about"])
-
-
-def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert options from JSON to their types; leave a value that cannot be converted."""
-    kinds = {k: v for group in type_hints(Options).values() for k, v in type_hints(group).items()}
-    found = dict(values)
-    for name in found.keys() & kinds.keys():
-        with contextlib.suppress(TypeError):  # the check that follows names the option
-            found[name] = typed(kinds[name], found[name])
-    return found
