@@ -5,14 +5,13 @@ import difflib
 import functools
 import importlib.util
 import io
-import operator
 import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import tyro
 
@@ -58,7 +57,7 @@ PLAIN = (  # what tyro says, and what we say
     (r"Unrecognized options: ([^\s,]+).*", r"\1: is one argument too many"),
     (r"invalid choice '(.*)' for argument '(.*)'\. Expected one of .*", r"\2 \1: is no choice"),
 )
-KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in COMMANDS}
+KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in COMMANDS}
 ALIASES = {  # other names of options of train
     alias: flag(option.name)
     for group in fields(Options())
@@ -139,12 +138,10 @@ def completion(words: Sequence[str]) -> str:
     """
     if list(words[1:]) not in (["bash"], ["zsh"]):
         raise UsageError(f"{COMPLETION}: give bash or zsh")
-    kinds: Any = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in KINDS.items()]
-    union = functools.reduce(operator.or_, kinds)
     config = (*CONFIG, tyro.conf.OmitSubcommandPrefixes)
     box = io.StringIO()
     with contextlib.redirect_stdout(box), contextlib.suppress(SystemExit):
-        tyro.cli(union, args=words, prog=NAME, config=config)
+        tyro.extras.subcommand_cli_from_dict(KINDS, args=words, prog=NAME, config=config)
     return box.getvalue().replace("complete -F", "complete -o default -F")  # else files
 
 
