@@ -1,18 +1,13 @@
 """``diagnose`` says what is wrong with a parallel text, without training."""
 
-import math
-
 from annotated_transformer.cli.options import Diagnose
 from annotated_transformer.cli.output import print_result
 from annotated_transformer.data.corpora import Preparation, read_parallel
 from annotated_transformer.data.diagnosis import ALONE, DRIFT, Finding, diagnose
-from annotated_transformer.engine.config import UsageError
 
 
 def run(command: Diagnose) -> int:
     """Print a table of findings; they are no error."""
-    if not (command.max_ratio >= 1 and math.isfinite(command.max_ratio)):
-        raise UsageError(f"--max-ratio {command.max_ratio}: must be at least 1 and finite")
     valid = None
     if command.valid_files is not None:
         valid = read_parallel(*command.valid_files, split="val", drop_blank=False)

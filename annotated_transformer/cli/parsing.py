@@ -75,8 +75,9 @@ SAMPLING = "temperature top_k top_p seed".split()
 MOST_BEST = 1000
 RANGES: dict[type, tuple[tuple[str, float, float], ...]] = {  # least and most of a number
     Compare: (("samples", 2, 10**6),),
-    Diagnose: (("examples", 0, 1000), ("max_words", 1, 2**31 - 1)),
+    Diagnose: (("examples", 0, 1000), ("max_words", 1, 2**31 - 1), ("max_ratio", 1, 10**9)),
     Parse: (("extra", 1, 2**16),),  # as many as a model's positions
+    Prepare: (("workers", 1, 1024),),
     Serve: (("port", 0, 65535), ("queue", 1, 10**6), ("timeout", 0.1, 3600)),
     Sweep: (("jobs", 1, 1000), ("seeds", 1, 1000)),
 }

@@ -18,8 +18,6 @@ def run(command: Prepare) -> int:
     for name in ("vocabulary", "max_len", "max_words", "max_ratio"):
         if not 0 < (value := getattr(options, name)) < 1 << 16:
             raise UsageError(f"{flag(name)} {value}: must be above 0 and below 65536")
-    if workers is not None and not 0 < workers <= 1024:
-        raise UsageError(f"--workers {workers}: must be from 1 to 1024")
     if is_parser(options.languages):
         raise UsageError(f"--pair {options.pair}: for a parser, train with --train-files instead")
     check_preparation(command.out, options)  # before anything is downloaded
