@@ -112,11 +112,6 @@ def encoded(
     return encode(train, tokenizers, options), encode(texts[1], tokenizers, options)
 
 
-def longest(text: TokenPairs) -> int:
-    """Return the tokens of the longest sentence, including special symbols."""
-    return int(text.lengths().max())
-
-
 def lines_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[int]:
     """Return the line numbers of the pairs, or their indices from 1 if these are unknown."""
     numbers = (int(i) for group in groups for i in group)

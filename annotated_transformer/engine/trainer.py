@@ -27,13 +27,7 @@ from annotated_transformer.engine.records import commit
 from annotated_transformer.engine.runlog import RunLog, log_line, open_log
 from annotated_transformer.engine.state import TrainState, Window
 from annotated_transformer.engine.system import System, fresh_model, model_config
-from annotated_transformer.engine.texts import (
-    Texts,
-    encoded,
-    learn_tokenizers,
-    longest,
-    updates_to_come,
-)
+from annotated_transformer.engine.texts import Texts, encoded, learn_tokenizers, updates_to_come
 from annotated_transformer.engine.tuning import load_start
 from annotated_transformer.engine.updater import Updater, prefetched
 from annotated_transformer.engine.validator import Validator
@@ -206,7 +200,7 @@ def open_run(
     begun = not main or files.has_begun()
     system = find_system(options, texts, folder if begun else None)
     train, valid = encoded(texts, system.tokenizers, options.data)
-    most = longest(train)
+    most = int(train.lengths().max())  # special symbols included
     limits = {"max_tokens": options.optim.max_tokens, "max_len": options.data.max_len}
     for name, limit in limits.items():
         if most > limit:

@@ -11,7 +11,7 @@ from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpoints import AVERAGED, average_system, load_tensors
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.engine.system import System, translate_lines
-from annotated_transformer.engine.texts import Texts, longest
+from annotated_transformer.engine.texts import Texts
 from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.training.batches import Batch, token_batches
 from annotated_transformer.training.distributed import (
@@ -31,7 +31,7 @@ class Validator:
         self, text: TokenPairs, max_tokens: int, world: DistributedWorld, precision: Precision
     ) -> None:
         self.text, self.world, self.precision = text, world, precision
-        self.max_tokens = max(max_tokens, longest(text))
+        self.max_tokens = max(max_tokens, int(text.lengths().max()))
 
     def batch(self, numbers: Tensor) -> Batch:
         """Make a batch of pairs on the device."""
