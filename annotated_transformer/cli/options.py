@@ -12,6 +12,11 @@ from annotated_transformer.engine.sweep import sweeps
 
 GRID = f"Grid of runs: a JSON file, or a name: {', '.join(sweeps())}."
 RECIPE = f"Recipe with the defaults: a JSON file, or a name: {', '.join(recipes())}."
+NoBar: TypeAlias = Annotated[bool, arg(help="Show no progress bar.")]
+Quiet: TypeAlias = Annotated[bool, arg(help="Show no progress bar and no messages.")]
+Mirror: TypeAlias = Annotated[
+    Path | None, arg(help="Folder with the corpora's files, to read instead of downloading.")
+]
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,7 @@ class Train(Options):
     """Folder of the run (runs/CORPUS-PAIR-PRESET, or -ARCHITECTURE by default)."""
     record: Path | None = None
     """Where to write the record of the run (record.json in its folder by default)."""
-    quiet: bool = False
-    """Show no progress bar."""
+    quiet: NoBar = False
 
     @property
     def options(self) -> Options:
@@ -108,8 +112,7 @@ class Translate:
     interactive: bool = False
     """Translate each line as it is entered, after a prompt; an invalid line does not end it."""
     search: Search = field(default_factory=Search)
-    quiet: bool = False
-    """Show no progress bar and no messages."""
+    quiet: Quiet = False
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,7 @@ class Score:
     weights: Weights = field(default_factory=Weights)
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
     """File for the scores; - is the standard output."""
-    quiet: bool = False
-    """Show no progress bar and no messages."""
+    quiet: Quiet = False
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,7 @@ class Parse:
     output: Annotated[Path, arg(aliases=["-o"])] = Path("-")
     """File for the trees; - is the standard output."""
     search: Search = field(default_factory=Search)
-    quiet: bool = False
-    """Show no progress bar and no messages."""
+    quiet: Quiet = False
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,7 @@ class Evaluate:
     """Source and target text to score the system on, instead of a corpus."""
     split: str | None = None
     """Split of the corpus (test by default, or val if a prepared corpus has no test split)."""
-    mirror: Path | None = None
-    """Folder with the corpora's files, to read instead of downloading."""
+    mirror: Mirror = None
     hypotheses: Path | None = None
     """Score this translation, line by line, instead of a system."""
     references: Path | None = None
@@ -223,8 +223,7 @@ class Evaluate:
     language: str | None = None
     """Language of the references; needed for --protocols with --hypotheses."""
     search: Search = field(default_factory=Search)
-    quiet: bool = False
-    """Show no progress bar."""
+    quiet: NoBar = False
 
 
 @dataclass(frozen=True)
@@ -249,12 +248,10 @@ class Ablation:
     """Folder of a system trained with --average."""
     split: str | None = None
     """Split of its corpus (test by default)."""
-    mirror: Path | None = None
-    """Folder with the corpora's files, to read instead of downloading."""
+    mirror: Mirror = None
     record: Path | None = None
     """Where to write the record (ablation.json in the run's folder by default)."""
-    quiet: bool = False
-    """Show no progress bar."""
+    quiet: NoBar = False
 
 
 @dataclass(frozen=True)
@@ -296,12 +293,10 @@ class Prepare:
     """Source and target text for validation."""
     test_files: tuple[Path, Path] | None = None
     """Source and target text for the test."""
-    mirror: Path | None = None
-    """Folder with the corpora's files, to read instead of downloading."""
+    mirror: Mirror = None
     workers: int | None = None
     """Number of encoding processes (one per processor by default)."""
-    quiet: bool = False
-    """Show no progress bar."""
+    quiet: NoBar = False
 
 
 @dataclass(frozen=True)
@@ -323,12 +318,10 @@ class Sweep:
     """List the runs, estimate their time from 20 updates (which are kept), and stop."""
     keep: bool = False
     """Keep the folders of finished runs; by default only the record is kept."""
-    mirror: Path | None = None
-    """Folder with the corpora's files, to read instead of downloading."""
+    mirror: Mirror = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device of all runs; auto takes an NVIDIA GPU if there is one, else the CPU."""
-    quiet: bool = False
-    """Show no progress bar."""
+    quiet: NoBar = False
 
 
 Command: TypeAlias = (

@@ -186,7 +186,7 @@ def types_of(kind: Any) -> dict[str, Any]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if tyro.conf.Positional not in getattr(hint, "__metadata__", ()):
             group = isinstance(hint, type) and is_dataclass(hint)
-            types |= types_of(hint) if group else {name: hint}
+            types |= types_of(hint) if group else {name: getattr(hint, "__origin__", hint)}
     return types
 
 
