@@ -58,8 +58,14 @@ def linear(x: Tensor, *layers: nn.Module) -> Tensor:
     weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
     bias = parts[0].bias if len(parts) == 1 else torch.cat([part.bias for part in parts])
     if x.dim() == 2 and x.device.type == "cpu":
-        return torch.mm(x, weight.t()).add_(bias)
+        y = torch.mm(x, weight.t())
+        return y.add_(bias.to(y.dtype))
     return F.linear(x, weight, bias)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """At least float32, in which a CPU computes a softmax of 16 bits three times as fast."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -75,7 +81,7 @@ class _PackedAttention(torch.autograd.Function):
             (q,), (k, v) = mask.queries.split(x, 1, h), mask.keys.split(memory, 2, h)
         bias = mask.bias(h, q.dtype)
         scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.size(-1) ** -0.5)
-        weights = scores.softmax(dim=-1)
+        weights = scores.to(_wide(scores)).softmax(dim=-1).to(scores.dtype)
         factors = dropout_factors(weights, p) if p else None
         ctx.save_for_backward(q, k, v, weights, factors)
         ctx.mask, ctx.h, ctx.own = mask, h, memory is None
@@ -93,7 +99,9 @@ class _PackedAttention(torch.autograd.Function):
         scores = torch.bmm(g, v.transpose(1, 2))  # gradient of the weights, then of the scores
         if factors is not None:
             scores.mul_(factors)
-        scores.sub_((scores * weights).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
+        wide = _wide(scores)
+        grads = scores.to(wide), weights.to(wide)
+        scores = torch._softmax_backward_data(*grads, -1, wide).mul_(scale).to(scores.dtype)
         keys_values = k.new_empty(2, *k.shape)
         torch.bmm(scores.transpose(1, 2), q, out=keys_values[0])
         kept = weights if factors is None else weights * factors

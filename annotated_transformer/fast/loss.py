@@ -41,10 +41,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_b = torch.zeros_like(bias)
         wide = sum_type(x.device)
         loss, nll = x.new_zeros((), dtype=wide), x.new_zeros((), dtype=wide)
-        for start in range(0, x.size(0), ROWS):
-            gold = target[start : start + ROWS].unsqueeze(1)
-            rows = x[start : start + ROWS].to(low)
-            z = torch.addmm(bias, rows, matrix.t()) if plain else (rows @ matrix.t()) + bias
+        step = ROWS if plain else 2 * ROWS  # each step adds its 16-bit gradient of the matrix
+        for start in range(0, x.size(0), step):
+            gold = target[start : start + step].unsqueeze(1)
+            rows = x[start : start + step].to(low)
+            z = torch.addmm(bias.to(low), rows, matrix.t()).to(x.dtype)
             z -= z.amax(dim=1, keepdim=True)
             right, total = z.gather(1, gold).to(wide).sum(), z.sum(dim=1).to(wide).sum()
             z.exp_()
@@ -61,11 +62,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             z.scatter_add_(1, gold, z.new_full(gold.shape, inner * (smoothing - 1)))
             grad_b += z.sum(dim=0)
             if plain:
-                torch.mm(z, weight, out=grad_x[start : start + ROWS])
+                torch.mm(z, weight, out=grad_x[start : start + step])
                 grad_w.addmm_(z.t(), rows)
             else:
                 z = z.to(low)
-                grad_x[start : start + ROWS] = z @ matrix
+                grad_x[start : start + step] = z @ matrix
                 grad_w += z.t() @ rows  # accumulated in full precision
         ctx.save_for_backward(grad_x, grad_w, grad_b)
         ctx.outer = scale / inner
