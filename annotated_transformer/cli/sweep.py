@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,9 +52,6 @@ from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.results.machine_translation import judge
 from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, SpawnContext
 
 PROBE = 20  # updates of the first run, from which the time of all is estimated
 RESULT, LOG = "result.json", "log.txt"
@@ -191,15 +188,6 @@ def estimate(
     return fmean(pace) * sum(cost(each) for _, _, each in left)
 
 
-def processes() -> "SpawnContext | ForkServerContext":
-    """Return how runs are started: on Linux by one process that has loaded the libraries."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
-
-
 def finished(
     left: list[tuple[str, int, Options]], folder: Path, jobs: int, *, keep: bool
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -208,7 +196,8 @@ def finished(
     Raises:
         SweepError: A run failed. The others are stopped, with all saved.
     """
-    context = processes()
+    context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload([__name__])  # one process loads the libraries for all runs
     waiting = list(reversed(left))
     running: dict[Any, tuple[BaseProcess, str, int, Path]] = {}
     threads = max(1, cores() // jobs)
