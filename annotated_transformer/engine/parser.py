@@ -312,22 +312,16 @@ def score_parser(
     golds = [
         delinearize(line.split(), words) for line, words in zip(text.target, sentences, strict=True)
     ]
+    search: dict[str, Any] = {"beam": beam, "alpha": alpha}
     label, scores = f"{text.name} {text.split}", {}
-    for name in ("free", "constrained"):
+    for name, only in (("free", False), ("constrained", True)):
         start = time.perf_counter()
         found = parse_sentences(
-            system,
-            sentences,
-            beam=beam,
-            alpha=alpha,
-            constrained=name == "constrained",
-            name=label,
-            progress=progress,
+            system, sentences, **search, constrained=only, name=label, progress=progress
         )
         seconds = round(time.perf_counter() - start, 3)
         parses = [parse for parse in found if parse is not None]
-        search = {"beam": beam, "alpha": alpha, "seconds": seconds}
-        scores[name] = {**search, **score_parses(golds, parses)}
+        scores[name] = {**search, "seconds": seconds, **score_parses(golds, parses)}
     return scores
 
 
