@@ -18,6 +18,7 @@ from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.fast.search import best_continuations
 from annotated_transformer.notation import EOS, UNK
 from annotated_transformer.results.parsing import (
+    BracketCounts,
     Tree,
     TreeConstraint,
     Unfinished,
@@ -334,21 +335,21 @@ def score_parses(golds: Sequence[Tree], parses: Sequence[Parse]) -> dict[str, An
         repair, and of right tags, in percent; and the brackets of every sentence: ``matched``,
         ``gold`` and ``test``, numbers with blanks between.
     """
-    rows, right, words = [], 0, 0
+    rows, right, words = list[BracketCounts](), 0, 0
     for gold, parse in zip(golds, parses, strict=True):
         wanted = tags(gold)
-        counts = score_tree(gold, with_tags(parse.tree, wanted))
-        rows.append((counts.matched, counts.gold, counts.test))
+        rows.append(score_tree(gold, with_tags(parse.tree, wanted)))
         right += sum(map(str.__eq__, wanted, tags(parse.tree)))
         words += len(wanted)
-    counted = np.array(rows)
+    whole = sum(rows, BracketCounts())
+    counted = np.array([(counts.matched, counts.gold, counts.test) for counts in rows])
     low, high = f1_interval(counted)
     percent = {
-        "f1": f1(counted.sum(0)),
+        "f1": whole.f1,
         "low": low,
         "high": high,
-        "precision": float(counted[:, 0].sum() / max(1, counted[:, 2].sum())),
-        "recall": float(counted[:, 0].sum() / max(1, counted[:, 1].sum())),
+        "precision": whole.precision,
+        "recall": whole.recall,
         "exact": float((counted == counted[:, :1]).all(1).mean()),
         "well_formed": sum(parse.well_formed for parse in parses) / len(rows),
         "tags": right / words,
@@ -363,14 +364,10 @@ def score_parses(golds: Sequence[Tree], parses: Sequence[Parse]) -> dict[str, An
     }
 
 
-def f1(counts: np.ndarray) -> float:
-    """Return F1 of ``matched, gold, test``: twice what matched, of all brackets of both."""
-    return float(2 * counts[0] / max(1, counts[1] + counts[2]))
-
-
 def f1_interval(counts: np.ndarray, samples: int = 1000) -> tuple[float, float]:
     """Return the 95 % interval of F1 for ``counts (sentences, 3)``, by bootstrap."""
     rng = np.random.default_rng(0)
     drawn = counts[rng.integers(len(counts), size=(samples, len(counts)))].sum(1)  # (samples, 3)
-    low, high = np.quantile([f1(each) for each in drawn], (0.025, 0.975))
+    f1 = 2 * drawn[:, 0] / np.maximum(1, drawn[:, 1] + drawn[:, 2])
+    low, high = np.quantile(f1, (0.025, 0.975))
     return float(low), float(high)
