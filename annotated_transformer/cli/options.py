@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from tyro.conf import Positional, arg
 
 from annotated_transformer.data.corpora import Preparation
-from annotated_transformer.engine.config import Options, recipes
+from annotated_transformer.engine.config import Options, option, recipes
 from annotated_transformer.engine.sweep import sweeps
 
 GRID = f"Grid of runs: a JSON file, or a name: {', '.join(sweeps())}."
@@ -72,13 +72,13 @@ class Sampled:
 
     sample: bool = False
     """Draw each token from its probabilities; with --n-best, draw that many translations."""
-    temperature: float = 1.0
+    temperature: float = option(1.0, above=0)
     """Divides the logits: below 1 for safer translations, above 1 for more varied ones."""
-    top_k: int = 0
+    top_k: int = option(0, least=0)
     """Draw only from this many of the most probable tokens; 0 for all."""
-    top_p: float = 1.0
+    top_p: float = option(1.0, above=0, most=1)
     """Draw only from the fewest tokens whose probabilities sum to at least this."""
-    seed: int = 0
+    seed: int = option(0, most=2**63 - 1)
     """Random seed of what is drawn."""
 
 
@@ -86,9 +86,9 @@ class Sampled:
 class Search(Decoding):
     """How to decode, and with which weights."""
 
-    beam: int | None = None
+    beam: int | None = option(None, least=1)
     """Beam size (4 for translation, 21 for parsing); 1 is greedy decoding."""
-    alpha: float | None = None
+    alpha: float | None = option(None, least=0, most=10)
     """Length penalty of beam search, 0 to 10; higher favours longer outputs (0.6; parsing: 0.3)."""
 
 
@@ -145,11 +145,11 @@ class Diagnose:
     """Target text; line n must translate line n of the source."""
     valid_files: tuple[Path, Path] | None = None
     """Source and target text for validation, which should share no sentence with the first."""
-    max_words: int = Preparation.max_words
+    max_words: int = option(Preparation.max_words, least=1)
     """Maximum number of words in a sentence."""
-    max_ratio: float = Preparation.max_ratio
+    max_ratio: float = option(Preparation.max_ratio, least=1)
     """Maximum ratio of the lengths of a pair, in words."""
-    examples: int = 5
+    examples: int = option(5, least=0, most=1000)
     """Number of lines to list for each finding."""
 
 
@@ -161,11 +161,11 @@ class Serve:
     """Folder of a trained system (the small model that comes with the package by default)."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 accepts connections from every network interface."""
-    port: int = 8000
+    port: int = option(8000, least=0, most=65535)
     """Port; 0 picks a free one."""
-    queue: int = 1024
+    queue: int = option(1024, least=1, most=10**6)
     """Maximum number of sentences waiting for the model; more are refused."""
-    timeout: float = 30.0
+    timeout: float = option(30.0, least=0.1, most=3600)
     """Maximum seconds to answer a request."""
     decoding: Decoding = field(default_factory=Decoding)
 
@@ -184,7 +184,7 @@ class Parse:
     """The text is already split into words by spaces; plain text is split as in the treebank."""
     free: bool = False
     """Decode without constraints; repair outputs that are not trees over their sentence."""
-    extra: int = 300
+    extra: int = option(300, least=1, most=2**16)  # as many as a model's positions
     """Maximum number of symbols in a tree beyond the number of words in its sentence."""
     format: Literal["text", "brackets", "svg"] = "text"
     """Trees drawn as text, or in Penn brackets, one per line, or one tree as a picture."""
@@ -236,7 +236,7 @@ class Compare:
     """The second translation."""
     references: Path
     """Reference translations."""
-    samples: int = 1000
+    samples: int = option(1000, least=2, most=10**6)
     """Number of bootstrap samples."""
 
 
@@ -294,7 +294,7 @@ class Prepare:
     test_files: tuple[Path, Path] | None = None
     """Source and target text for the test."""
     mirror: Mirror = None
-    workers: int | None = None
+    workers: int | None = option(None, least=1, most=1024)
     """Number of encoding processes (one per processor by default)."""
     quiet: NoBar = False
 
@@ -308,9 +308,9 @@ class Sweep:
     """Folder for the runs (runs/NAME by default)."""
     record: Path | None = None
     """Where to write the record of all runs (NAME.json in that folder by default)."""
-    jobs: int | None = None
+    jobs: int | None = option(None, least=1, most=1000)
     """Runs at a time (one per processor core by default); NVIDIA's MPS helps them share a GPU."""
-    seeds: int | None = None
+    seeds: int | None = option(None, least=1, most=1000)
     """Number of seeds, in place of the number that the grid gives."""
     rows: tuple[str, ...] = ()
     """Train only these rows."""

@@ -19,14 +19,10 @@ from annotated_transformer import __version__
 from annotated_transformer.cli.options import (
     COMMANDS,
     Command,
-    Compare,
-    Diagnose,
     Evaluate,
     Export,
     Parse,
     Prepare,
-    Serve,
-    Sweep,
     Train,
     Translate,
 )
@@ -38,6 +34,7 @@ from annotated_transformer.engine.config import (
     Options,
     UsageError,
     check,
+    check_group,
     check_sources,
     defaults,
     flag,
@@ -73,14 +70,6 @@ DECIDING = (
 OF_WEIGHTS = "tokenizer vocabulary preset architecture".split()  # fine-tuning keeps them
 SAMPLING = "temperature top_k top_p seed".split()
 MOST_BEST = 1000
-RANGES: dict[type, tuple[tuple[str, float, float], ...]] = {  # least and most of a number
-    Compare: (("samples", 2, 10**6),),
-    Diagnose: (("examples", 0, 1000), ("max_words", 1, 2**31 - 1), ("max_ratio", 1, 10**9)),
-    Parse: (("extra", 1, 2**16),),  # as many as a model's positions
-    Prepare: (("workers", 1, 1024),),
-    Serve: (("port", 0, 65535), ("queue", 1, 10**6), ("timeout", 0.1, 3600)),
-    Sweep: (("jobs", 1, 1000), ("seeds", 1, 1000)),
-}
 # What evaluate does not take for two files
 SYSTEM = "ensemble corpus prepared split mirror beam alpha averaged best device precision".split()
 
@@ -232,9 +221,7 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
         refuse(f"has no effect with --to {command.to}; leave it out", "precision")
     if getattr(command, "ensemble", None) == ():
         refuse("give the folders of more systems", "ensemble")
-    for name, least, most in RANGES.get(type(command), ()):
-        if (value := getattr(command, name)) is not None and not least <= value <= most:
-            raise UsageError(f"{flag(name)} {value}: must be from {least} to {most}")
+    check_group(command)
     if isinstance(command, Translate):
         check_translate(command, refuse)
     if isinstance(command, Evaluate | Parse | Translate) and command.search.beam == 1:

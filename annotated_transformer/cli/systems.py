@@ -23,7 +23,6 @@ from annotated_transformer.fast.model import can_accelerate
 from annotated_transformer.fast.products import prepare_cpu
 from annotated_transformer.fast.quantized import DecodingPrecision, check_precision
 from annotated_transformer.pretrained import Pretrained, load_pretrained
-from annotated_transformer.translation.beam_search import check_search
 
 TEST = {  # the split that is scored by default
     name: "test_2016_flickr" if name == "multi30k" else "test" for name in (*CORPORA, *TREEBANKS)
@@ -77,7 +76,7 @@ def open_system(folder: Path, search: Search) -> tuple[System, str]:
     """
     if search.averaged and search.best:
         raise UsageError("--averaged or --best, not both; leave one of them out")
-    device = check_options(search)
+    device = find_device(search.device)
     weights = AVERAGED if search.averaged else WEIGHTS if search.best else BEST
     system = load_system(folder, weights=weights)
     at_most("--beam", search.beam, system)
@@ -115,22 +114,12 @@ def open_pretrained(search: Search) -> tuple[System, Pretrained]:
     for name in ("averaged", "best"):
         if getattr(search, name):
             raise UsageError(f"--{name}: needs the folder of a trained system; give one")
-    device = check_options(search)
+    device = find_device(search.device)
     found = load_pretrained()
     system = found.system
     at_most("--beam", search.beam, system)
     move(system, device, search.precision)
     return system, found
-
-
-def check_options(search: Search) -> str:
-    """Return the device of a search; raise UsageError if it or the search is invalid."""
-    try:
-        beam, alpha = search.beam, search.alpha
-        check_search(BEAM if beam is None else beam, ALPHA if alpha is None else alpha)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from None
-    return find_device(search.device)
 
 
 def at_most(option: str, value: int | None, system: System) -> None:

@@ -23,7 +23,7 @@ from annotated_transformer.cli.output import (
 from annotated_transformer.cli.systems import at_most, beam_and_alpha, open_pretrained, open_systems
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import live_lines, read_lines
-from annotated_transformer.engine.config import UsageError, flag
+from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.system import System, Translation, n_best_lines, translate_lines
 from annotated_transformer.fast.sampling import Sampling
 from annotated_transformer.pretrained import FOLDER, Pretrained
@@ -68,15 +68,10 @@ def run(command: Translate) -> int:
 
 
 def sampling_of(options: Sampled) -> Sampling | None:
-    """Return how to draw, if this was asked for; raise UsageError for a value out of range."""
+    """Return how to draw, if this was asked for."""
     if not options.sample:
         return None
-    values = {each.name: getattr(options, each.name) for each in fields(Sampling)}
-    try:
-        return Sampling(**values)
-    except ValueError as error:
-        name, _, reason = str(error).partition(" ")
-        raise UsageError(f"{flag(name)} {reason}") from None
+    return Sampling(**{each.name: getattr(options, each.name) for each in fields(Sampling)})
 
 
 @dataclass

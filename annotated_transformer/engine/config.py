@@ -4,7 +4,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -222,8 +222,7 @@ BUILT_IN = ("grammar", "grammar-trees")
 
 def check(options: Options) -> None:
     """Raise UsageError, naming the option, for invalid values, before anything is loaded."""
-    for group in fields(options):
-        check_group(getattr(options, group.name))
+    check_group(options)
     if options.data.corpus == "wmt14":
         raise UsageError("--corpus wmt14: too large for memory; prepare it for --prepared FOLDER")
     if options.data.corpus not in CORPORA:
@@ -249,9 +248,12 @@ def check(options: Options) -> None:
 
 
 def check_group(group: Any) -> None:
-    """Raise UsageError for values of one group with a wrong type or outside their limits."""
+    """Raise UsageError for values of a group with a wrong type or outside their limits."""
     for each in fields(group):
         value, name = getattr(group, each.name), flag(each.name)
+        if is_dataclass(value):  # a group within
+            check_group(value)
+            continue
         try:
             typed(type_hints(type(group))[each.name], value)
         except TypeError as error:

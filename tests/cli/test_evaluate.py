@@ -87,9 +87,9 @@ def test_evaluate_an_ensemble(
     [
         ("--beam 0", "--beam 0: must be at least 1"),
         ("--beam 100000", "--beam 100000: must be at most"),
-        ("--alpha -1", "--alpha -1.0: must be from 0 to 10"),
-        ("--alpha nan", "--alpha nan: must be from 0 to 10"),
-        ("--alpha inf", "--alpha inf: must be from 0 to 10"),
+        ("--alpha -1", "--alpha -1.0: must be at least 0 and at most 10"),
+        ("--alpha nan", "--alpha nan: must be at least 0 and at most 10"),
+        ("--alpha inf", "--alpha inf: must be at least 0 and at most 10"),
         ("--alpha much", "--alpha"),
     ],
 )
@@ -127,7 +127,7 @@ def test_compare(tmp_path: Path, capsys: Capture) -> None:
     assert "difference +" in out
     short = write(tmp_path / "4", lines[:3])
     assert "3 lines" in fails(capsys, "compare", first, short, "--references", gold)
-    assert "--samples 1: must be from 2" in fails(
+    assert "--samples 1: must be at least 2" in fails(
         capsys, "compare", first, second, "--references", gold, "--samples", "1"
     )
 

@@ -273,8 +273,8 @@ def test_costs_of_all_architectures_are_of_one_size() -> None:
 def test_options_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = write_grid(tmp_path)
     for words, message in (
-        (("--jobs", 0), "--jobs 0: must be from 1 to 1000"),
-        (("--seeds", 0), "--seeds 0: must be from 1 to 1000"),
+        (("--jobs", 0), "--jobs 0: must be at least 1 and at most 1000"),
+        (("--seeds", 0), "--seeds 0: must be at least 1 and at most 1000"),
         (("--rows", "B9"), "--rows B9: choose among base, A1"),
     ):
         status, _, said = told(capsys, grid, *words)
