@@ -15,9 +15,6 @@ from annotated_transformer.engine.treebanks import is_parser
 def run(command: Prepare) -> int:
     """Prepare a corpus, or resume where an earlier process stopped."""
     options, workers = command.preparation, command.workers
-    for name in ("vocabulary", "max_len", "max_words", "max_ratio"):
-        if not 0 < (value := getattr(options, name)) < 1 << 16:
-            raise UsageError(f"{flag(name)} {value}: must be above 0 and below 65536")
     if is_parser(options.languages):
         raise UsageError(f"--pair {options.pair}: for a parser, train with --train-files instead")
     check_preparation(command.out, options)  # before anything is downloaded

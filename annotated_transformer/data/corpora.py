@@ -5,7 +5,7 @@ import html
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -93,13 +93,13 @@ class Preparation:
     """Source and target language, such as de-en."""
     tokenizer: Literal["bpe", "bpe-lower"] = "bpe"
     """Byte-pair encoding of the text, cased or lower-cased."""
-    vocabulary: int = 37_000
+    vocabulary: int = field(default=37_000, metadata={"least": 1, "most": 65_535})
     """Number of sub-words to learn, shared by both languages."""
     max_len: int = 256
     """Maximum tokens of a sentence, including special ones; longer pairs are dropped."""
-    max_words: int = 200
+    max_words: int = field(default=200, metadata={"least": 1, "most": 65_535})
     """Maximum words of a training sentence."""
-    max_ratio: float = 4.0
+    max_ratio: float = field(default=4.0, metadata={"above": 0, "below": 65_536})
     """Maximum ratio of the lengths of a training pair, in words."""
     keep_duplicates: bool = False
     """Keep duplicate training pairs."""
