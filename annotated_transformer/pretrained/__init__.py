@@ -180,12 +180,16 @@ def load_pretrained(folder: str | Path = FOLDER) -> Pretrained:
 
     Raises:
         PretrainedError: If a file is missing or damaged.
+        ModuleNotFoundError: The extra ``translation`` is not installed.
     """
     data = read_files(Path(folder))
-    import safetensors.torch  # importing this module needs PyTorch alone
+    try:  # importing this module needs PyTorch alone
+        import safetensors.torch
 
-    import annotated_transformer.translation.tokenizers  # noqa: F401  # and a missing one is named
-
+        import annotated_transformer.translation.tokenizers  # noqa: F401
+    except ModuleNotFoundError as error:
+        hint = f'{error.name}: install this package with its extra "translation"'
+        raise ModuleNotFoundError(f"load_pretrained needs {hint}", name=error.name) from error
     try:
         with torch.random.fork_rng(devices=[]):  # first weights are drawn, and replaced
             return build(data, safetensors.torch.load(data["model.safetensors"]))
