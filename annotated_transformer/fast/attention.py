@@ -130,6 +130,7 @@ def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMa
     Returns:
         ``(rows, d_model)``.
     """
+    attn.attn = None  # these weights are not kept, and those of an earlier call are not these
     w_q, w_k, w_v, w_o = cast(Iterable[nn.Linear], attn.linears)
     if x is memory:
         queries, others = linear(x, w_q, w_k, w_v), None

@@ -25,7 +25,11 @@ from annotated_transformer.model.architecture import (
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.embeddings import Embeddings, LearnedPositions, PositionalEncoding
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
-from annotated_transformer.model.multi_head import MultiHeadedAttention, subsequent_mask
+from annotated_transformer.model.multi_head import (
+    MultiHeadedAttention,
+    split_heads,
+    subsequent_mask,
+)
 
 KNOWN = {
     *(EncoderDecoder, Encoder, Decoder, EncoderLayer, DecoderLayer, SublayerConnection, LayerNorm),
@@ -41,14 +45,17 @@ def can_accelerate(model: nn.Module) -> bool:
     """Whether the fast layer computes what the model's own modules would.
 
     It does not if a module is of another class, has hooks or its own ``forward`` (as after
-    ``torch.compile``), or if a method of a class, or ``attention``, was replaced.
+    ``torch.compile``), lacks its bias or has unusual options, or if a method of a class,
+    ``attention`` or ``split_heads`` was replaced.
     """
     return isinstance(model, EncoderDecoder) and is_untouched(model) and _is_standard(model)
 
 
 def is_untouched(part: nn.Module) -> bool:
     """Whether all modules in ``part`` are of known classes and behave as these define."""
-    if vars(multi_head)["attention"] is not attention or _GLOBAL._global_forward_hooks:
+    if any(vars(_GLOBAL)[name] for name in GLOBAL_HOOKS):
+        return False
+    if any(vars(multi_head)[own.__name__] is not own for own in (attention, split_heads)):
         return False
     if any(vars(kind)[name] is not method for (kind, name), method in METHODS.items()):
         return False
@@ -58,13 +65,26 @@ def is_untouched(part: nn.Module) -> bool:
         changed = not OWN.isdisjoint(own) or own.get("_compiled_call_impl") is not None
         hooked = own["_forward_hooks"] or own["_forward_pre_hooks"]
         hooked = hooked or own["_backward_hooks"] or own["_backward_pre_hooks"]
-        if type(module) not in KNOWN or changed or hooked:
+        if type(module) not in KNOWN or changed or hooked or not _has_usual_options(module):
             return False
         waiting.extend(each for each in own["_modules"].values() if each is not None)
-    return not _GLOBAL._global_forward_pre_hooks
+    return True
 
 
 _GLOBAL = torch.nn.modules.module
+GLOBAL_HOOKS = [
+    f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")
+]
+
+
+def _has_usual_options(module: nn.Module) -> bool:
+    """Whether a linear layer has a bias, and an embedding nothing but its table."""
+    if type(module) is nn.Linear:
+        return module.bias is not None
+    if type(module) is nn.Embedding:
+        plain = module.padding_idx is None and module.max_norm is None
+        return plain and not module.scale_grad_by_freq and not module.sparse
+    return True
 
 
 def _is_standard(model: EncoderDecoder) -> bool:

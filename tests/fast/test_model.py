@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,11 @@ from annotated_transformer.fast.model import FastModel, can_accelerate
 from annotated_transformer.model import multi_head
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.embeddings import Embeddings
-from annotated_transformer.model.multi_head import MultiHeadedAttention, subsequent_mask
+from annotated_transformer.model.multi_head import (
+    MultiHeadedAttention,
+    split_heads,
+    subsequent_mask,
+)
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.training.loop import batch_loss
@@ -372,6 +377,16 @@ def other_embedding(net: EncoderDecoder) -> None:
     net.src_embed = nn.Sequential(Embeddings(16, VOCAB).double())
 
 
+def without_bias(name: str, net: EncoderDecoder) -> None:
+    layer = part_of(net, name, nn.Linear)
+    layer.register_parameter("bias", None)
+    layer.weight.data *= 2  # biases begin at zero, so leaving them out changes nothing
+
+
+def short_vectors(net: EncoderDecoder) -> None:
+    part_of(net, "src_embed.0.lut", nn.Embedding).max_norm = 0.05
+
+
 def own_encode(net: EncoderDecoder) -> None:
     changed: Any = net
     changed.encode = lambda src, mask: EncoderDecoder.encode(net, src, mask) * 2
@@ -381,7 +396,10 @@ def own_encode(net: EncoderDecoder) -> None:
     "change",
     [
         *(doubled_attention, low_rank_projection, low_rank_generator, parametrized, hooked),
-        *(hooked_before, own_forward, other_norm, other_embedding, own_encode),
+        *(hooked_before, own_forward, other_norm, other_embedding, own_encode, short_vectors),
+        partial(without_bias, "generator.proj"),
+        partial(without_bias, "decoder.layers.1.src_attn.linears.1"),
+        partial(without_bias, "encoder.layers.0.feed_forward.w_2"),
     ],
 )
 def test_what_was_changed_is_run_and_trained(change: Callable[[EncoderDecoder], None]) -> None:
@@ -393,6 +411,16 @@ def test_what_was_changed_is_run_and_trained(change: Callable[[EncoderDecoder], 
     assert_equal(net, pairs)
     assert abs(loss(pairs)[0].item() - before) > 1e-9  # the change is heard
     torch.testing.assert_close(loss(pairs)[0], batch_loss(net, pairs)[0], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("padding_idx", 7), ("scale_grad_by_freq", True), ("sparse", True)]
+)
+def test_gradients_of_an_unusual_embedding(name: str, value: Any) -> None:
+    net = model(tie="none")
+    setattr(part_of(net, "src_embed.0.lut", nn.Embedding), name, value)
+    assert not can_accelerate(net)
+    assert_equal(net, batch(0))
 
 
 def test_a_method_replaced_in_a_class_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,16 +435,42 @@ def test_a_method_replaced_in_a_class_is_run(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_attention_replaced_in_the_module_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     net = model()
-    monkeypatch.setattr(multi_head, "attention", lambda q, k, v, mask, dropout: (v * 0 + q, q))
-    assert not can_accelerate(net)
+    with monkeypatch.context() as changed:
+        changed.setattr(multi_head, "attention", lambda q, k, v, mask, dropout: (v * 0 + q, q))
+        assert not can_accelerate(net)
+    with monkeypatch.context() as changed:
+        changed.setattr(multi_head, "split_heads", lambda x, h: -split_heads(x, h))
+        assert not can_accelerate(net)
+        assert_equal(net, batch(0))
+    assert can_accelerate(net)
 
 
-def test_a_global_hook_is_heard() -> None:
-    net, calls = model(), []
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(1))
+def test_weights_of_an_earlier_call_do_not_stay() -> None:
+    net, pairs = model(), batch(0)
+    net(pairs.src, pairs.tgt, pairs.src_mask, pairs.tgt_mask)
+    heads = [part for part in net.modules() if isinstance(part, MultiHeadedAttention)]
+    assert all(part.attn is not None for part in heads)
+    fast_batch_loss(net, batch(1))
+    assert all(part.attn is None for part in heads)
+
+
+GLOBAL = nn.modules.module
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # for layers that get tokens
+@pytest.mark.parametrize(
+    "register",
+    [
+        *(GLOBAL.register_module_forward_hook, GLOBAL.register_module_forward_pre_hook),
+        *(GLOBAL.register_module_full_backward_hook, GLOBAL.register_module_full_backward_pre_hook),
+    ],
+)
+def test_a_global_hook_is_heard(register: Callable[[Callable[..., None]], Any]) -> None:
+    net, calls = model(), list[int]()
+    handle = register(lambda *_: calls.append(1))
     try:
         assert not can_accelerate(net)
-        fast_batch_loss(net, batch(0))
+        fast_batch_loss(net, batch(0))[0].backward()
     finally:
         handle.remove()
     assert len(calls) > 20
