@@ -4,7 +4,8 @@ Code written for it runs once its imports are changed to this module: all of 201
 model, batches, training and decoding, without its scripts for Multi30k and its figures. Unlike the
 rest of the package, which follows the paper, this module follows that article: pre-norm layers with
 the sample deviation, dropout of attention weights and hidden units, and no shared matrices. Where
-the two editions use the same name differently, both ways of calling it work.
+the two editions use the same name differently, both ways of calling it work. Padding is 0 unless
+said otherwise, as in 2018, and PyTorch has dropped 2018's ``loss.data[0]``: write ``loss.item()``.
 """
 
 import copy
@@ -162,6 +163,13 @@ def article_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # --- batches and data -----------------------------------------------------------------------
 
 
+def _alias(name: str) -> Any:
+    """Return a property that is another name of an attribute."""
+    return property(
+        lambda self: getattr(self, name), lambda self, value: setattr(self, name, value)
+    )
+
+
 class Batch(batches.Batch):
     """Our batch, also with the names of 2018: ``trg``, ``trg_y``, ``trg_mask``."""
 
@@ -170,20 +178,7 @@ class Batch(batches.Batch):
         if names:
             raise TypeError(f"Batch has no argument {next(iter(names))!r}")
 
-    @property
-    def trg(self) -> Tensor:
-        """The decoder's input ``(batch, n)``."""
-        return self.tgt
-
-    @property
-    def trg_y(self) -> Tensor:
-        """The tokens to predict ``(batch, n)``."""
-        return self.tgt_y
-
-    @property
-    def trg_mask(self) -> Tensor:
-        """The mask ``(batch, n, n)`` of the decoder's input."""
-        return self.tgt_mask
+    trg, trg_y, trg_mask = _alias("tgt"), _alias("tgt_y"), _alias("tgt_mask")
 
 
 def data_gen(V: int, batch: int, nbatches: int) -> Iterator[Batch]:
@@ -374,7 +369,7 @@ class DummyScheduler:
 
 
 def run_epoch(
-    data_iter: Iterable[batches.Batch],
+    data_iter: Iterable[Any],
     model: Any,
     loss_compute: Callable[[Tensor, Tensor, int], Any],
     optimizer: Any = None,
@@ -386,7 +381,7 @@ def run_epoch(
     """Run one epoch over the batches, printing the loss every 50.
 
     Args:
-        data_iter: Batches.
+        data_iter: Batches, with the names of either edition.
         model: Called with source, target and both masks.
         loss_compute: A :class:`SimpleLossCompute` or a callable like it.
         optimizer: Makes the updates (2022); in 2018 ``loss_compute`` makes them.
@@ -401,8 +396,9 @@ def run_epoch(
     state = TrainState() if train_state is None else train_state
     start, tokens, total_tokens, total = time.time(), 0, 0, 0.0
     for i, batch in enumerate(data_iter):
-        out = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
-        loss = loss_compute(out, batch.tgt_y, batch.ntokens)
+        name = "tgt" if hasattr(batch, "tgt") else "trg"
+        tgt, gold, mask = (getattr(batch, f"{name}{end}") for end in ("", "_y", "_mask"))
+        loss = loss_compute(model(batch.src, tgt, batch.src_mask, mask), gold, batch.ntokens)
         loss, node = loss if isinstance(loss, tuple) else (loss, None)
         if optimizer is not None and node is not None and mode in ("train", "train+log"):
             _learn(node, optimizer, scheduler, state, (i + 1) % accum_iter == 0)

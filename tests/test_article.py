@@ -136,6 +136,8 @@ def test_attributes_of_both_editions() -> None:
     assert batch.trg_y.tolist() == batch.tgt_y.tolist() == PADDED[:, 1:].tolist()
     assert torch.equal(batch.trg_mask, batch.tgt_mask)
     assert batch.ntokens == 5
+    batch.trg = batch.trg.cpu()  # where 2018 wrote .cuda()
+    assert batch.tgt is batch.trg
     assert Batch(torch.tensor([[5, 2, 2]]), tgt=torch.tensor([[1, 4, 2]]), pad=2).ntokens == 1
     with pytest.raises(TypeError, match="no argument 'target'"):
         Batch(PADDED, target=PADDED)
@@ -151,6 +153,16 @@ def test_attributes_of_both_editions() -> None:
     assert criterion.true_dist is not None
     assert criterion.true_dist[0].tolist() == pytest.approx([0, 0.4 / 3, 0.6, 0.4 / 3, 0.4 / 3])
     assert criterion.true_dist[1].tolist() == [0.0] * 5
+
+
+def test_a_batch_of_ones_own_with_the_names_of_2018() -> None:
+    torch.manual_seed(0)
+    model = article.make_model(V, V, N=1, d_model=16, d_ff=16, h=2).eval()
+    compute = SimpleLossCompute(model.generator, LabelSmoothing(V, 0, 0.1), None)
+    names = "src src_mask trg trg_y trg_mask ntokens".split()
+    batch = Batch(PADDED, PADDED)
+    own = SimpleNamespace(**{name: getattr(batch, name) for name in names})
+    assert run_epoch([own], model, compute) == run_epoch([batch], model, compute)
 
 
 def test_defaults_are_those_of_the_article() -> None:

@@ -8,7 +8,7 @@ and in one that Colab opened from GitHub, such as a fork's, from the repository 
 import inspect
 
 TAG = "colab"
-EXTRAS = "plots,torchtext,translation"
+EXTRAS = "plots,translation"
 
 
 def install(extras: str, repository: str) -> None:
