@@ -175,6 +175,7 @@ class AdditiveDecoder(RecurrentDecoder):
         self.keys = nn.Linear(2 * hidden, hidden, bias=False)
         self.score = nn.Linear(hidden, 1, bias=False)
         self.upper = gru(hidden, hidden, layers - 1, dropout) if layers > 1 else None
+        self.dropout = nn.Dropout(dropout)  # between the first layer and those above
 
     def prepare(self, memory: Tensor, padding: Tensor) -> Source:
         """Compute keys, and what each source word would add to the gates."""
@@ -191,7 +192,7 @@ class AdditiveDecoder(RecurrentDecoder):
             states.append(s)
         outputs, new, looked = torch.stack(states, 1), s.unsqueeze(0), torch.cat(weights, 1)
         if self.upper is not None:
-            outputs, upper = self.upper(outputs, state[1:])
+            outputs, upper = self.upper(self.dropout(outputs), state[1:])
             new = torch.cat([new, upper])
         return self.read_off(looked @ source.memory, outputs), new, looked
 

@@ -46,7 +46,7 @@ from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.records import commit, cores, processor, versions
 from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
 from annotated_transformer.engine.system import model_config, translate_lines
-from annotated_transformer.engine.trainer import Trainer
+from annotated_transformer.engine.trainer import Trainer, check_same
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
@@ -240,7 +240,10 @@ def work(options: Options, folder: Path, threads: int) -> None:
         contextlib.redirect_stderr(file),
     ):
         try:
-            if not (folder / "record.json").exists():
+            if (folder / "record.json").exists():  # perhaps of another grid
+                begun = load_system(folder, weights=None).training
+                check_same(begun, {**begun, "options": options.described()}, folder, sys.maxsize)
+            else:
                 groups = (options.data, options.model, options.optim, options.run)
                 if status := train.run(Train(*groups, out=folder, quiet=True)):
                     raise SystemExit(status)

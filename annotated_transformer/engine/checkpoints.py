@@ -161,17 +161,25 @@ def save_weights(system: System, path: str | Path, *, write: bool = True, **data
         save_tensors(path, tensors, {**data, "tokenizers": system.fingerprint})
 
 
+SIZES = "h d_k d_v order eps max_len".split()  # that the shapes of parameters do not tell
+
+
 def check_parts(system: System) -> None:
     """Raise CheckpointError for a model with a part that its configuration does not build."""
     with torch.random.fork_rng(devices=[]):  # the weights are not used
         built = system.config.build(*map(len, system.tokenizers))
     known, own = (
-        [(name, type(part), [p.shape for p in part.parameters(recurse=False)])
-         for name, part in model.named_modules()] for model in (built, system.model)
+        [(name, type(part), [p.shape for p in part.parameters(recurse=False)],
+          [getattr(part, size, None) for size in SIZES]) for name, part in model.named_modules()]
+        for model in (built, system.model)
     )  # fmt: skip
-    for name, kind, _ in (part for part in own if part not in known):
-        what = f"{name or 'the model'} ({kind.__name__}) is not what its configuration builds"
-        raise CheckpointError(f"{what}; keep its state_dict() with torch.save instead")
+    what = [f"{name or 'the model'} ({kind.__name__})"
+            for name, kind, *_ in (part for part in own if part not in known)]  # fmt: skip
+    names = [{name for name, _ in model.named_parameters()} for model in (built, system.model)]
+    what += sorted(names[0] ^ names[1])  # shared by one of them alone
+    if what:
+        told = f"{what[0]} is not what its configuration builds"
+        raise CheckpointError(f"{told}; keep its state_dict() with torch.save instead")
 
 
 def save_system(system: System, folder: str | Path, **data: Any) -> None:

@@ -78,8 +78,8 @@ class _LayerWeights:
         own = cast(MultiHeadedAttention, layer.self_attn)
         source = cast(MultiHeadedAttention, layer.src_attn)
         network = cast(PositionwiseFeedForward, layer.feed_forward)
-        self.own, self.source, self.pre = own, source, layer.norm == "pre"
-        self.norms = [c.norm for c in cast(Iterable[SublayerConnection], layer.sublayer)]
+        self.own, self.source = own, source
+        self.sublayers = list(cast(Iterable[SublayerConnection], layer.sublayer))
         w_q, w_k, w_v, w_o = own.linears
         self.project, self.mix = fused(w_q, w_k, w_v, scale=own.d_k**-0.5), fused(w_o)
         w_q, w_k, w_v, w_o = source.linears
@@ -88,12 +88,12 @@ class _LayerWeights:
         self.widen, self.narrow = fused(network.w_1), fused(network.w_2)
 
     def before(self, i: int, x: Tensor) -> Tensor:
-        """Normalise the input of sub-layer ``i`` if the model is pre-norm."""
-        return normalize(self.norms[i], x) if self.pre else x
+        """Normalise the input of sub-layer ``i`` if it is pre-norm."""
+        return normalize(c.norm, x) if (c := self.sublayers[i]).order == "pre" else x
 
     def after(self, i: int, x: Tensor) -> Tensor:
-        """Normalise the residual sum after sub-layer ``i`` if the model is post-norm."""
-        return x if self.pre else normalize(self.norms[i], x)
+        """Normalise the residual sum after sub-layer ``i`` if it is post-norm."""
+        return x if (c := self.sublayers[i]).order == "pre" else normalize(c.norm, x)
 
 
 class _LayerCache:
@@ -325,6 +325,12 @@ def _decoder_weights(model: EncoderDecoder) -> DecoderWeights:
     return decoder
 
 
+def _have_one_h(decoder: nn.Module) -> bool:
+    """Whether there are attentions, all with as many heads: masks are made once for all."""
+    layers = cast(Iterable[Any], decoder.layers)
+    return len({attn.h for each in layers for attn in (each.self_attn, each.src_attn)}) == 1
+
+
 @torch.no_grad()
 def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: int = 1) -> Steps:
     """Encode sentences without their padding, and return the steps that decode them.
@@ -337,7 +343,8 @@ def start_steps(model: EncoderDecoder, src: Tensor, src_mask: Tensor, beam: int 
         beam: Hypotheses per sentence.
     """
     mask = (src_mask != 0).expand(src.size(0), 1, -1)
-    if not can_accelerate(model) or any(module.training for module in model.modules()):
+    training = any(module.training for module in model.modules())
+    if training or not can_accelerate(model) or not _have_one_h(model.decoder):
         return readable_steps(model, src, mask, beam)
     rows, decoder, device = Rows(mask[:, 0]), _decoder_weights(model), src.device.type
     half = decoder.precision != "float32" and (device != "cpu" or bfloat16_is_fast())

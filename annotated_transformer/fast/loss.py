@@ -102,6 +102,8 @@ def linear_cross_entropy(
         in nats, float64, without smoothing or scale and without gradient.
     """
     kind, learn = x.device.type, torch.is_grad_enabled()
+    if torch.is_autocast_enabled(kind):
+        x = x.to(projection.weight.dtype)  # a recurrent network's output has 16 bits there
     lowered = x.dtype == torch.float32 and torch.is_autocast_enabled(kind)
     low = torch.get_autocast_dtype(kind) if lowered else x.dtype
     with torch.autocast(kind, enabled=False):  # the function chooses its dtypes itself

@@ -65,7 +65,7 @@ def is_untouched(part: nn.Module) -> bool:
         changed = not OWN.isdisjoint(own) or own.get("_compiled_call_impl") is not None
         hooked = own["_forward_hooks"] or own["_forward_pre_hooks"]
         hooked = hooked or own["_backward_hooks"] or own["_backward_pre_hooks"]
-        if type(module) not in KNOWN or changed or hooked or not _has_usual_options(module):
+        if type(module) not in KNOWN or changed or hooked or not _has_usual_parts(module):
             return False
         waiting.extend(each for each in own["_modules"].values() if each is not None)
     return True
@@ -77,8 +77,30 @@ GLOBAL_HOOKS = [
 ]
 
 
-def _has_usual_options(module: nn.Module) -> bool:
-    """Whether a linear layer has a bias, and an embedding nothing but its table."""
+CHILDREN: dict[tuple[type[nn.Module], str], tuple[type[nn.Module], ...]] = {
+    (MultiHeadedAttention, "linears"): (nn.ModuleList,),
+    (MultiHeadedAttention, "dropout"): (nn.Dropout,),
+    (PositionwiseFeedForward, "w_1"): (nn.Linear,),
+    (PositionwiseFeedForward, "w_2"): (nn.Linear,),
+    (PositionwiseFeedForward, "dropout"): (nn.Dropout,),
+    (SublayerConnection, "norm"): (LayerNorm, nn.Identity),
+    (SublayerConnection, "dropout"): (nn.Dropout,),
+    (Encoder, "norm"): (LayerNorm, nn.Identity),
+    (Decoder, "norm"): (LayerNorm, nn.Identity),
+    (Embeddings, "lut"): (nn.Embedding,),
+    (PositionalEncoding, "dropout"): (nn.Dropout,),
+    (LearnedPositions, "dropout"): (nn.Dropout,),
+    (Generator, "proj"): (nn.Linear,),
+}
+
+
+def _has_usual_parts(module: nn.Module) -> bool:
+    """Whether a known module is made of what the fast layer computes, with the usual options."""
+    kind, own = type(module), module._modules
+    if any(type(part) not in CHILDREN.get((kind, name), KNOWN) for name, part in own.items()):
+        return False
+    if kind is MultiHeadedAttention:
+        return [type(part) for part in cast(nn.ModuleList, own["linears"])] == [nn.Linear] * 4
     if type(module) is nn.Linear:
         return module.bias is not None
     if type(module) is nn.Embedding:

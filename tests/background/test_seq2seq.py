@@ -407,6 +407,18 @@ def test_dropout_works_in_training_alone(form: Form) -> None:
     assert torch.equal(model(src, tgt, None, None), model(src, tgt, None, None))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_there_is_dropout_between_the_layers_of_the_decoder(form: Form) -> None:
+    torch.manual_seed(0)
+    decoder, memory, x = DECODERS[form](8, 8, 2, 0.5), torch.randn(1, 1, 16), torch.randn(1, 3, 8)
+    source = decoder.prepare(memory, torch.zeros(1, 1, 1, dtype=torch.bool))
+    outputs = [decoder(x, source, decoder.start(memory))[0] for _ in range(2)]
+    assert not torch.equal(*outputs)
+    decoder.eval()
+    outputs = [decoder(x, source, decoder.start(memory))[0] for _ in range(2)]
+    assert torch.equal(*outputs)
+
+
 def test_the_bounds_of_a_model() -> None:
     model = RecurrentConfig(max_len=77).build(SOURCE, TARGET)
     assert model.max_len == 77

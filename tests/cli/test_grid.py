@@ -133,6 +133,15 @@ def test_a_sweep_trains_what_is_missing(
     status, _, said = told(capsys, *words)
     assert status == 2
     assert "row A1 has other options; name another file" in said
+
+    new = ("--record", tmp_path / "new.json", "--seeds", 2, "--rows", "A1")
+    status, _, said = told(capsys, *words, *new)  # where the run of the other grid was kept
+    assert status == 2
+    assert "its run was started with --heads 1, not 4" in (out / "A1-1" / "log.txt").read_text()
+    assert (
+        not (tmp_path / "new.json").exists()
+        or "1" not in json.loads((tmp_path / "new.json").read_bytes())["rows"]["A1"]["runs"]
+    )
     (tmp_path / "odd.json").write_text("[]")
     status, _, said = told(capsys, *words, "--record", tmp_path / "odd.json")
     assert status == 2

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from annotated_transformer.engine.checkpoints import (
     seal,
 )
 from annotated_transformer.engine.config import UsageError
+from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.engine.records import make_record
 from annotated_transformer.engine.system import (
     ARCHITECTURES,
@@ -145,6 +147,20 @@ with process_group() as world:
     if world.main:
         json.dump(found, open(sys.argv[2], "w"))
 """
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", SMALL)
+def test_sixteen_bits_give_the_loss_but_for_rounding(name: str, precision: Any) -> None:
+    torch.manual_seed(0)
+    model, batch = SMALL[name].build(11, 11), make_batch([[4, 5, 6], [7]], [[8, 9], [4, 5, 10]])
+    exact, found = (
+        PreciseLoss(model, Precision(each))(batch, 0.1, batch.ntokens)[0]
+        for each in ("float32", precision)
+    )
+    assert found.item() == pytest.approx(exact.item(), rel=0.02)
+    found.backward()
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
 
 
 def test_two_processes_make_the_weights_of_one(tmp_path: Path) -> None:

@@ -322,9 +322,25 @@ def swapped(system: System) -> System:
     return system
 
 
+def reordered(system: System) -> System:
+    """Move a norm of a system before its sub-layer."""
+    part: Any = system.model.get_submodule("encoder.layers.0.sublayer.1")
+    part.order = "pre"
+    return system
+
+
+def other_config(**sizes: Any) -> Callable[[System], System]:
+    """Give a system a configuration that is not its model's."""
+    return lambda system: replace(system, config=replace(CONFIG, **sizes))
+
+
 @pytest.mark.parametrize(
     ("changed", "part"),
     [
+        (reordered, "encoder.layers.0.sublayer.1 (SublayerConnection)"),
+        (other_config(h=4), "self_attn (MultiHeadedAttention)"),
+        (other_config(max_len=20), "src_embed.1 (PositionalEncoding)"),
+        (other_config(tie="target"), "tgt_embed.0.lut.weight"),
         (swapped, "encoder.layers.0.feed_forward (Gelu)"),
         (lambda system: join_systems([system, system]), "the model (Ensemble)"),
         (lambda system: replace(system, config=replace(CONFIG, d_ff=8)), "w_1 (Linear)"),

@@ -21,8 +21,9 @@ from annotated_transformer.fast.decoding import (
 from annotated_transformer.fast.linear import CHUNK, OnednnLinear, PlainLinear, most_probable
 from annotated_transformer.fast.quantized import DecodingPrecision
 from annotated_transformer.fast.screen import Screen, multiplies_bytes
-from annotated_transformer.model.architecture import EncoderDecoder
+from annotated_transformer.model.architecture import EncoderDecoder, SublayerConnection
 from annotated_transformer.model.attention import attention
+from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import make_model
 from annotated_transformer.notation import BOS
 from annotated_transformer.translation.greedy import (
@@ -31,6 +32,7 @@ from annotated_transformer.translation.greedy import (
     greedy_decode,
     readable_steps,
 )
+from tests.parts import part_of
 
 VOCAB = 300
 needs_onednn = pytest.mark.skipif(
@@ -195,10 +197,26 @@ def test_what_cannot_be_taken_over_takes_the_readable_step() -> None:
     cases["hook"].get_submodule("decoder.layers.0").register_forward_hook(lambda *_: None)
     w_1 = torch.nn.Sequential(torch.nn.Linear(16, 24))
     cases["another module"].set_submodule("decoder.layers.0.feed_forward.w_1", w_1)
+    cases |= {"no dropout": model(), "other heads": model(), "no layers": model()}
+    for name, part in cases["no dropout"].named_modules():
+        if isinstance(part, torch.nn.Dropout):
+            cases["no dropout"].set_submodule(name, torch.nn.Identity())
+    other = part_of(cases["other heads"], "decoder.layers.1.src_attn", MultiHeadedAttention)
+    other.h, other.d_k, other.d_v = other.h // 2, other.d_k * 2, other.d_v * 2
+    cases["no layers"].set_submodule("decoder.layers", torch.nn.ModuleList())
     for name, net in cases.items():
         steps = start_steps(net, src, mask)
         assert isinstance(steps, PrefixSteps), name
         assert steps(torch.tensor([4, 5])).isfinite().all(), name
+
+
+def test_each_sub_layer_has_its_own_order() -> None:
+    net, (src, mask), tokens = model(), block(1, 3), torch.tensor([4, 5, 6])
+    part_of(net, "decoder.layers.1.sublayer.1", SublayerConnection).order = "pre"
+    fast, slow = start_steps(net, src, mask), readable(net, src, mask)
+    assert not isinstance(fast, PrefixSteps)
+    found = fast(tokens).double().log_softmax(-1)
+    torch.testing.assert_close(found, slow(tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_products_by_onednn_are_for_float32_on_a_cpu() -> None:

@@ -153,8 +153,8 @@ def test_only_published_notebooks_name_a_repository(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for chapter in export.chapters():
-        more = ",ctranslate2,huggingface,onnx" if chapter.stem == "export" else ""
-        call = json.dumps(f'install("{colab.EXTRAS}{more}", repository="")')
+        more = {"export": ",ctranslate2,huggingface,onnx", "torchtext": ",torchtext"}
+        call = json.dumps(f'install("{colab.EXTRAS}{more.get(chapter.stem, "")}", repository="")')
         assert call in chapter.with_suffix(".ipynb").read_text("utf-8"), chapter
     monkeypatch.delenv("BOOK_REPOSITORY_URL", raising=False)
     assert export.main(["--publish", str(tmp_path)]) == 2
