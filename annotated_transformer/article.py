@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -165,9 +166,7 @@ def article_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _alias(name: str) -> Any:
     """Return a property that is another name of an attribute."""
-    return property(
-        lambda self: getattr(self, name), lambda self, value: setattr(self, name, value)
-    )
+    return property(attrgetter(name), lambda self, value: setattr(self, name, value))
 
 
 class Batch(batches.Batch):
@@ -207,21 +206,20 @@ def rebatch(pad_idx: int, batch: Any) -> Batch:
     return Batch(batch.src.transpose(0, 1), batch.trg.transpose(0, 1), pad_idx)
 
 
-@cache
-def _spacy(language: str) -> Any:
-    import spacy  # from the extra "translation"
-
-    return spacy.blank(language).tokenizer  # needs no model
-
-
 def tokenize_de(text: str) -> list[str]:
-    """Split a German text into words and punctuation."""
-    return [token.text for token in _spacy("de")(text)]
+    """Split a German text into words and punctuation, by spaCy's rules alone."""
+    return _words(text, "de")
 
 
 def tokenize_en(text: str) -> list[str]:
-    """Split an English text into words and punctuation."""
-    return [token.text for token in _spacy("en")(text)]
+    """Split an English text into words and punctuation, by spaCy's rules alone."""
+    return _words(text, "en")
+
+
+def _words(text: str, language: str) -> list[str]:
+    from annotated_transformer.translation.tokenizers import spacy_tokenizer
+
+    return [token.text for token in spacy_tokenizer(language)(text)]
 
 
 @cache

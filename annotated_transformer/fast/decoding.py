@@ -327,8 +327,8 @@ def _decoder_weights(model: EncoderDecoder) -> DecoderWeights:
 
 def _have_one_h(decoder: nn.Module) -> bool:
     """Whether there are attentions, all with as many heads: masks are made once for all."""
-    layers = cast(Iterable[Any], decoder.layers)
-    return len({attn.h for each in layers for attn in (each.self_attn, each.src_attn)}) == 1
+    own = cast(Iterable[Any], decoder.layers)
+    return len({attn.h for layer in own for attn in (layer.self_attn, layer.src_attn)}) == 1
 
 
 @torch.no_grad()

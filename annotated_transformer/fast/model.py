@@ -72,35 +72,24 @@ def is_untouched(part: nn.Module) -> bool:
 
 
 _GLOBAL = torch.nn.modules.module
-GLOBAL_HOOKS = [
-    f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")
-]
+WHEN = "forward forward_pre backward backward_pre".split()
+GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in WHEN]
 
 
-CHILDREN: dict[tuple[type[nn.Module], str], tuple[type[nn.Module], ...]] = {
-    (MultiHeadedAttention, "linears"): (nn.ModuleList,),
-    (MultiHeadedAttention, "dropout"): (nn.Dropout,),
-    (PositionwiseFeedForward, "w_1"): (nn.Linear,),
-    (PositionwiseFeedForward, "w_2"): (nn.Linear,),
-    (PositionwiseFeedForward, "dropout"): (nn.Dropout,),
-    (SublayerConnection, "norm"): (LayerNorm, nn.Identity),
-    (SublayerConnection, "dropout"): (nn.Dropout,),
-    (Encoder, "norm"): (LayerNorm, nn.Identity),
-    (Decoder, "norm"): (LayerNorm, nn.Identity),
-    (Embeddings, "lut"): (nn.Embedding,),
-    (PositionalEncoding, "dropout"): (nn.Dropout,),
-    (LearnedPositions, "dropout"): (nn.Dropout,),
-    (Generator, "proj"): (nn.Linear,),
+PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # by their names in the readable layer
+    **dict.fromkeys(("self_attn", "src_attn"), (MultiHeadedAttention,)),
+    **{"feed_forward": (PositionwiseFeedForward,), "linears": (nn.ModuleList,)},
+    **dict.fromkeys(("w_1", "w_2", "proj"), (nn.Linear,)),
+    **{"lut": (nn.Embedding,), "dropout": (nn.Dropout,), "norm": (LayerNorm, nn.Identity)},
 }
 
 
 def _has_usual_parts(module: nn.Module) -> bool:
     """Whether a known module is made of what the fast layer computes, with the usual options."""
-    kind, own = type(module), module._modules
-    if any(type(part) not in CHILDREN.get((kind, name), KNOWN) for name, part in own.items()):
+    if any(type(part) not in PARTS.get(name, KNOWN) for name, part in module._modules.items()):
         return False
-    if kind is MultiHeadedAttention:
-        return [type(part) for part in cast(nn.ModuleList, own["linears"])] == [nn.Linear] * 4
+    if type(module) is MultiHeadedAttention:
+        return [type(part) for part in module.linears] == [nn.Linear] * 4
     if type(module) is nn.Linear:
         return module.bias is not None
     if type(module) is nn.Embedding:
@@ -118,18 +107,10 @@ def _is_standard(model: EncoderDecoder) -> bool:
     for words, places in cast(Iterable[Iterable[nn.Module]], embeds):
         pairs += [(words, Embeddings), (places, PositionalEncoding)]
     for stack, kind in ((model.encoder, EncoderLayer), (model.decoder, DecoderLayer)):
-        for layer in cast(Iterable[nn.Module], getattr(stack, "layers", ())):
-            pairs.append((layer, kind))
-            own = {**vars(layer), **layer._modules}  # as hasattr, in a tenth of the time
-            pairs += [(own[name], PARTS[name]) for name in PARTS if name in own]
+        pairs += [
+            (layer, kind) for layer in cast(Iterable[nn.Module], getattr(stack, "layers", ()))
+        ]
     return all(isinstance(part, kind) for part, kind in pairs)  # None is not standard
-
-
-PARTS: dict[str, type[nn.Module]] = {
-    "self_attn": MultiHeadedAttention,
-    "src_attn": MultiHeadedAttention,
-    "feed_forward": PositionwiseFeedForward,
-}
 
 
 def normalize(norm: nn.Module, x: Tensor) -> Tensor:

@@ -54,7 +54,8 @@ def normal_blanks(text: str) -> str:
 
 
 @functools.cache
-def _spacy_tokenizer(language: str) -> Callable[[str], Any]:
+def spacy_tokenizer(language: str) -> Callable[[str], Any]:
+    """Return spaCy's rules for splitting a language into words; they need no model."""
     import spacy  # takes seconds to load, and sub-words do without it
 
     try:
@@ -69,7 +70,7 @@ def _spacy_tokenizer(language: str) -> Callable[[str], Any]:
 
 def cut(text: str, language: str) -> list[Entry]:
     """Split a text into words, each with whether no space stands before it."""
-    found = list(_spacy_tokenizer(language)(normal_blanks(text)))
+    found = list(spacy_tokenizer(language)(normal_blanks(text)))
     glued = [False, *(not token.whitespace_ for token in found)]  # to the word before
     return [(token.text, tied) for token, tied in zip(found, glued, strict=False)]
 
@@ -113,7 +114,7 @@ class WordTokenizer(Numbered):
         self.language, self.entries = language, tuple(entries)
         self._ids = {entry: number for number, entry in enumerate(entries, FIRST)}
         self._all = (*((special, False) for special in SPECIAL_TOKENS), *entries)
-        _spacy_tokenizer(language)  # an unknown language is refused here
+        spacy_tokenizer(language)  # an unknown language is refused here
 
     @classmethod
     def train(cls, lines: Iterable[str], language: str, min_freq: int = 2) -> "WordTokenizer":
