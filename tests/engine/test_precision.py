@@ -1,7 +1,9 @@
 """Sixteen bits where they are enough: against float64, with overflows made on purpose."""
 
 import math
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,6 +253,21 @@ def test_a_compiled_model_learns_and_validates_in_all_buckets() -> None:
                 measured = evaluate(loss_of, [batch], loss=replica_loss).nll
             found.append((loss.detach(), nll, torch.tensor(measured), grads))
         torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in the compiler itself
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler")
+def test_the_compiler_of_pytorch_gives_the_same_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, batch, found = a_model(layers=1), of_length(BUCKETS[0], 2), []
+    for loss_of in (PreciseLoss(model, compiler="inductor"), PreciseLoss(model)):
+        model.zero_grad()
+        loss, nll = loss_of(batch, 0.1, batch.ntokens)
+        loss.backward()
+        found.append((loss.detach(), nll, [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_model_has_a_program_for_each_bucket() -> None:
