@@ -65,11 +65,11 @@ def check_config(config: ModelConfig) -> None:
     """
     for name in ("N", "d_model", "d_ff", "h", "d_k", "d_v", "max_len"):
         value = getattr(config, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"{name}={value!r}: must be a whole number above 0")
     for name in ("dropout", "attention_dropout", "ff_dropout"):
         value = getattr(config, name)
-        if not (isinstance(value, int | float) and 0 <= value < 1):
+        if type(value) is bool or not (isinstance(value, int | float) and 0 <= value < 1):
             raise ValueError(f"{name}={value!r}: must be at least 0 and below 1")
     for name, kind in (("norm", Norm), ("positions", Positions), ("tie", Tie)):
         if (value := getattr(config, name)) not in get_args(kind):

@@ -223,6 +223,8 @@ def test_too_long_sentences_are_refused(positions: str) -> None:
         ({"positions": None}, "positions=None: choose among sinusoid, learned"),
         ({"d_k": 0}, "d_k=0: must be a whole number above 0"),
         ({"d_v": -1}, "d_v=-1: must be"),
+        ({"h": True}, "h=True: must be"),
+        ({"dropout": False}, "dropout=False: must be"),
         ({"N": 0}, "N=0: must be"),
         ({"d_model": 16.0}, "d_model=16.0: must be"),
         ({"d_ff": "32"}, "d_ff='32': must be"),
