@@ -74,8 +74,7 @@ def is_untouched(part: nn.Module) -> bool:
 _GLOBAL = torch.nn.modules.module
 WHEN = "forward forward_pre backward backward_pre".split()
 GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in WHEN]
-
-
+ROLES = ("self_attn", "src_attn", "feed_forward")  # None in a layer without one
 PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # by their names in the readable layer
     **dict.fromkeys(("self_attn", "src_attn"), (MultiHeadedAttention,)),
     **{"feed_forward": (PositionwiseFeedForward,), "linears": (nn.ModuleList,)},
@@ -103,13 +102,14 @@ def _is_standard(model: EncoderDecoder) -> bool:
     embeds = (model.src_embed, model.tgt_embed)
     if not all(isinstance(x, nn.Sequential) and len(x) == 2 for x in embeds):
         return False
-    pairs = [(model.encoder, Encoder), (model.decoder, Decoder), (model.generator, Generator)]
+    pairs: list[tuple[Any, Any]] = [(model.encoder, Encoder), (model.decoder, Decoder)]
     for words, places in cast(Iterable[Iterable[nn.Module]], embeds):
         pairs += [(words, Embeddings), (places, PositionalEncoding)]
     for stack, kind in ((model.encoder, EncoderLayer), (model.decoder, DecoderLayer)):
-        pairs += [
-            (layer, kind) for layer in cast(Iterable[nn.Module], getattr(stack, "layers", ()))
-        ]
+        for layer in cast(Iterable[nn.Module], getattr(stack, "layers", ())):
+            own = {**vars(layer), **layer._modules}  # as hasattr, in a tenth of the time
+            pairs += [(layer, kind), *((own[name], PARTS[name]) for name in ROLES if name in own)]
+    pairs.append((model.generator, Generator))
     return all(isinstance(part, kind) for part, kind in pairs)  # None is not standard
 
 
