@@ -100,8 +100,8 @@ class _LayerCache:
     """The KV cache of one decoder layer, and its decoding step."""
 
     def __init__(self, weights: _LayerWeights, memory: Tensor, rows: Rows, beam: int) -> None:
-        self.weights, self.beam = weights, beam
-        own, h = weights.own, weights.source.h
+        self.weights, self.beam, own, h = weights, beam, weights.own, weights.source.h
+        own.attn = weights.source.attn = None  # those of an earlier call are not these
         # (sentences, m, h * (d_k + d_v)), 0 at padding
         both = rows.unpack(weights.remember(memory))
         sizes = [h * weights.source.d_k, h * weights.source.d_v]

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from annotated_transformer.fast import attention as attention_module
 from annotated_transformer.fast import dropout as dropout_module
 from annotated_transformer.fast import model as module
+from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.fast.dropout import LEVELS, dropout, dropout_factors
 from annotated_transformer.fast.loss import FastLoss, fast_batch_loss
 from annotated_transformer.fast.model import FastModel, can_accelerate
@@ -445,12 +446,19 @@ def test_an_attention_replaced_in_the_module_is_run(monkeypatch: pytest.MonkeyPa
     assert can_accelerate(net)
 
 
-def test_weights_of_an_earlier_call_do_not_stay() -> None:
+@pytest.mark.parametrize(
+    "run",
+    [fast_batch_loss, lambda net, pairs: start_steps(net.eval(), pairs.src, pairs.src_mask)],
+    ids=["training", "decoding"],
+)
+def test_weights_of_an_earlier_call_do_not_stay(
+    run: Callable[[EncoderDecoder, Batch], object],
+) -> None:
     net, pairs = model(), batch(0)
     net(pairs.src, pairs.tgt, pairs.src_mask, pairs.tgt_mask)
     heads = [part for part in net.modules() if isinstance(part, MultiHeadedAttention)]
     assert all(part.attn is not None for part in heads)
-    fast_batch_loss(net, batch(1))
+    run(net, batch(1))
     assert all(part.attn is None for part in heads)
 
 
