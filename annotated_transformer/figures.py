@@ -1,8 +1,9 @@
 """Figures that work in light and dark mode, on paper and without scripts.
 
 ``heatmap``, ``lines``, ``bars`` and ``canvas`` draw with matplotlib, for ``show``; ``live_heatmap``
-and ``live_lines`` with Altair, for ``live``. Both embed the figure in a page, and black in it takes
-the colour of the page's text. Axes without labels and pictures without alt text are errors.
+and ``live_lines`` with Altair, for ``interactive_chart``. Both embed the figure in a page, and
+black in it takes the colour of the page's text. Axes without labels and pictures without alt text
+are errors.
 """
 
 import base64
@@ -379,7 +380,7 @@ CHART_STYLE: Final[dict[Any, Any]] = {
 LIVE: Final = Template(Path(__file__).with_name("live_figure.html").read_text(encoding="utf-8"))
 
 
-def live(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
+def interactive_chart(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
     """Turn an Altair chart into a picture that is interactive where scripts run.
 
     Args:

@@ -50,7 +50,7 @@ class Placed:
     word: bool = False
 
 
-def layout(tree: Node) -> tuple[Placed, float, float]:
+def tree_layout(tree: Node) -> tuple[Placed, float, float]:
     """Place a tree's labels, words in one row at the bottom; return its root, width and height."""
     right, deepest = GAP / 2, 0
     root = Placed(tree.label, 0, 0, [])
@@ -80,7 +80,7 @@ def layout(tree: Node) -> tuple[Placed, float, float]:
 
 def draw_svg(tree: Node, text: str = "") -> str:
     """Draw a tree as an SVG element, root on top, in the colour of the text around it."""
-    root, width, height = layout(tree)
+    root, width, height = tree_layout(tree)
     lines, names, words, waiting = [], [], [], [root]
     while waiting:
         node = waiting.pop()

@@ -186,11 +186,11 @@ def main() -> None:
             raise SystemExit(str(error)) from None
         show(task, found[task])
     if options.record:
-        from annotated_transformer.engine.records import processor
+        from annotated_transformer.engine.records import processor_name
         from benchmarks.records import keep, origin
 
         keep(
-            {**origin("benchmarks"), "hardware": processor(), "tasks": found},
+            {**origin("benchmarks"), "hardware": processor_name(), "tasks": found},
             options.record,
         )
 

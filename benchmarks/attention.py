@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.engine.checkpoints import load_system
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.results.attention_maps import (
     Links,
     at_distances,
     best_head,
     capture_attention,
-    chance,
+    chance_rates,
 )
 from annotated_transformer.translation.tokenizers import Tokenizer
 from benchmarks.chapters import definitions
@@ -82,7 +82,10 @@ def distant_verbs(
     back = {s: [at_distances(*size, range(1, 25)) for size in of] for s, of in sizes.items()}
     left = {s: [at_places(*size, 24) for size in of] for s, of in sizes.items()}
     head, found = best_head(seen, wanted)
-    shares = {"head": found["test"], "chance": chance(seen["test"], wanted["test"], "decoder")}
+    shares = {
+        "head": found["test"],
+        "chance": chance_rates(seen["test"], wanted["test"], "decoder"),
+    }
     others = {"one distance": back, "one place": left, "untrained": before}
     shares |= {name: best_head(maps, wanted)[1]["test"] for name, maps in others.items()}
     verbs = {split: len(found) for split, found in links.items()}
@@ -115,7 +118,7 @@ def main() -> None:
     if options.record:
         record = {
             **origin("benchmarks.attention"),
-            "hardware": processor(),
+            "hardware": processor_name(),
             "system": system.training.get("options", {}),
             "text": {"choice": ["val"], "measure": list(TESTS)},
             **found,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from benchmarks.records import keep, origin
 from benchmarks.workers import ROOT, Worker, WorkerError
 
@@ -101,7 +101,7 @@ def main(words: Sequence[str] | None = None) -> None:
         record = {
             "kind": "before",
             **origin("benchmarks"),
-            "hardware": {"processor": processor(), "threads": torch.get_num_threads()},
+            "hardware": {"processor": processor_name(), "threads": torch.get_num_threads()},
             "before": commit_of(folder),
             "rounds": options.rounds,
             "jobs": found,

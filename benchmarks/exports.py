@@ -33,7 +33,7 @@ from annotated_transformer.cli.main import main as command
 from annotated_transformer.cli.options import Search
 from annotated_transformer.cli.systems import open_pretrained, open_system
 from annotated_transformer.data.corpora import load_corpus
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.engine.system import System
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.quantized import DecodingPrecision
@@ -214,7 +214,7 @@ def main() -> None:
     for name, row in rows.items():
         print(f"{name:12}", {key: round(value, 6) for key, value in row.items()})
     if options.record:
-        place = {"hardware": processor(), "corpus": options.corpus, "split": options.split}
+        place = {"hardware": processor_name(), "corpus": options.corpus, "split": options.split}
         if run:
             place["run"] = json.loads((run / "record.json").read_text(encoding="utf-8"))["command"]
         place["load_average"] = round(os.getloadavg()[0], 2)

@@ -35,7 +35,7 @@ from torch import nn
 from annotated_transformer.engine.devices import mfu, peak_flops
 from annotated_transformer.engine.precision import Name, PreciseLoss, Precision
 from annotated_transformer.engine.processes import process_group
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.search import beam_search, best_continuations, greedy_search
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
@@ -441,7 +441,7 @@ def make(part: str, path: Path, scale: Scale, device: torch.device) -> None:
     made = MEASURED[part](scale, device)
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     record = {"kind": f"gpu-{part}", "rehearsal": scale.rehearsal, **origin("benchmarks.gpu")}
-    record |= {"hardware": {"processor": processor(), "gpu": gpu}, **made}
+    record |= {"hardware": {"processor": processor_name(), "gpu": gpu}, **made}
     keep({**record, "wall_seconds": time.perf_counter() - start}, path)
 
 

@@ -19,7 +19,7 @@ from annotated_transformer.fast.decoding import (
     attend_once,
 )
 from annotated_transformer.fast.linear import float32_products
-from annotated_transformer.fast.model import FastModel, normalize
+from annotated_transformer.fast.model import FastModel, normalize_rows
 from annotated_transformer.fast.packing import PackedMask, Rows
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.translation.greedy import Steps
@@ -114,7 +114,7 @@ class GraphedSteps(CachedSteps):
         past = self._hide(seen.flatten(2), x.dtype)
         for cache in self.caches:
             x = cache.step_at(x, self.at, past, self.hidden)
-        self.logits = self.decoder.generator(normalize(self.decoder.norm, x))
+        self.logits = self.decoder.generator(normalize_rows(self.decoder.norm, x))
         self.best = self.logits.argmax(-1)
         self.at += 1
 

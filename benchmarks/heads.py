@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.fast.products import keep_large_blocks, limit_kernels
 from benchmarks.chapters import definitions
 from benchmarks.records import keep, origin
@@ -45,7 +45,7 @@ def main() -> None:
         runs[str(seed)] = names["findings"](seed)
         print(json.dumps(runs[str(seed)]), flush=True)
         if options.record:
-            place = {"hardware": processor(), "updates": names["options"].optim.updates}
+            place = {"hardware": processor_name(), "updates": names["options"].optim.updates}
             keep({**origin("benchmarks.heads"), **place, "runs": runs}, options.record)
 
 

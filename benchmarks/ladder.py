@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.fast.products import choose_products
 from annotated_transformer.model.transformer import ModelConfig
 from benchmarks.machine import matmul_peak, memory_bandwidth, roofline
@@ -205,7 +205,7 @@ def main() -> None:
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     record = {
         **origin("benchmarks.ladder"),
-        "hardware": {"processor": processor(), "gpu": gpu},
+        "hardware": {"processor": processor_name(), "gpu": gpu},
         **make_ladder_record(size, rounds=options.rounds, device=device),
     }
     show(record)

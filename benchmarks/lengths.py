@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from benchmarks.chapters import definitions
 from benchmarks.records import keep, origin
 
@@ -62,7 +62,7 @@ def main() -> None:
         if options.record:
             record = {
                 **origin("benchmarks.lengths"),
-                "hardware": processor(),
+                "hardware": processor_name(),
                 "updates": {name: count for name, (_, count) in forms.items()},
                 "diagonal": {
                     kind: agreement(names, names["diagonal"], known)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from annotated_transformer.data.symbols import shape
+from annotated_transformer.data.symbols import word_shape
 from annotated_transformer.results.parsing import Tree
 
 INNER = "@"  # begins the labels that making rules binary adds
@@ -43,7 +43,7 @@ def is_tag(tree: Tree) -> bool:
 
 def in_place(word: str, first: bool) -> str:
     """Return an unknown word's shape; the capital of a sentence's first word is another one."""
-    return shape(word) + "F" * (first and word[:1].isupper())
+    return word_shape(word) + "F" * (first and word[:1].isupper())
 
 
 class Grammar:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from benchmarks.records import keep, origin
 
 TYPES = 200_000  # different words of a language
@@ -150,7 +150,7 @@ def main() -> None:
     record = {
         **origin("benchmarks.prepare"),
         "seed": 0,
-        "hardware": {"processor": processor(), "gpu": None},
+        "hardware": {"processor": processor_name(), "gpu": None},
         "pairs": options.pairs,
         "text_bytes": size,
         "shard_bytes": shards,

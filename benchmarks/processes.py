@@ -18,14 +18,10 @@ import torch
 
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.engine.processes import process_group
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.fast.products import prepare_cpu
 from annotated_transformer.model.transformer import build_model
-from annotated_transformer.training.distributed import (
-    local_batches,
-    replica_loss,
-    replicate,
-)
+from annotated_transformer.training.distributed import local_batches, replica_loss, replicate
 from annotated_transformer.training.loop import update
 from annotated_transformer.training.optimizer import make_adam
 from benchmarks.contenders import SIZES, make_pairs
@@ -100,7 +96,7 @@ def main() -> None:
         record = {
             "kind": "processes",
             **origin("benchmarks.processes"),
-            "hardware": {"processor": processor()},
+            "hardware": {"processor": processor_name()},
             "seconds": found,
         }
         keep(record, options.record)

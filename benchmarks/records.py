@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from annotated_transformer.data.files import write_atomically
-from annotated_transformer.engine.records import commit, versions
+from annotated_transformer.engine.records import package_versions, source_commit
 
 
 def origin(module: str) -> dict[str, Any]:
     """Return the running command, the commit, the date and the versions of libraries."""
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "commit": commit(),
+        "commit": source_commit(),
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "versions": versions(),
+        "versions": package_versions(),
     }
 
 

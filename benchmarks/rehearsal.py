@@ -27,7 +27,7 @@ from typing import Any
 
 from annotated_transformer.engine.config import load_recipe
 from annotated_transformer.engine.devices import DEVICES
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import PRESETS
 from benchmarks.prepare import write_corpus
@@ -213,7 +213,7 @@ def main() -> None:
     record = {
         "kind": "rehearsal",
         **origin("benchmarks.rehearsal"),
-        "hardware": {"processor": processor()},
+        "hardware": {"processor": processor_name()},
         "pairs": options.pairs,
         **found,
         "expected": {recipe: expected(recipe) for recipe in RECIPES},

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from annotated_transformer.engine.precision import CompiledLoss
 from annotated_transformer.fast import attention as fast_attention
 from annotated_transformer.fast import model as fast_model
-from annotated_transformer.fast.attention import fused_attention, linear
+from annotated_transformer.fast.attention import fused_attention, fused_linear
 from annotated_transformer.fast.loss import linear_cross_entropy
 from annotated_transformer.fast.model import FastModel
 from annotated_transformer.fast.packing import PackedMask
@@ -231,10 +231,10 @@ def attention_without_weights(
 def attend_apart(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMask) -> Tensor:
     """Replace ``fast.attention.attend``: three products instead of one for q, k and v."""
     w_q, w_k, w_v, w_o = attn.linears
-    q = split_heads(mask.queries.unpack(linear(x, w_q)), attn.h)
-    k, v = (split_heads(mask.keys.unpack(linear(memory, w)), attn.h) for w in (w_k, w_v))
+    q = split_heads(mask.queries.unpack(fused_linear(x, w_q)), attn.h)
+    k, v = (split_heads(mask.keys.unpack(fused_linear(memory, w)), attn.h) for w in (w_k, w_v))
     y = fused_attention(q, k, v, mask.mask.unsqueeze(1))
-    return linear(mask.queries.pack(y.transpose(1, 2).flatten(2)), w_o)
+    return fused_linear(mask.queries.pack(y.transpose(1, 2).flatten(2)), w_o)
 
 
 def never(*_: object) -> bool:
@@ -284,9 +284,9 @@ def skip_padding(trainer: Trainer) -> None:
         return fast(batch.src, batch.tgt, batch.src_mask[:, 0], keep), batch.tgt_y[keep]
 
     trainer.forward = packed_rows
-    trainer.patches = {(fast_model, "attend"): attend_apart}
+    trainer.patches = {(fast_model, "attend_rows"): attend_apart}
     if trainer.device.type == "cpu":  # elsewhere the fast layer has neither device
-        trainer.patches[fast_model, "dropout"] = plain_dropout
+        trainer.patches[fast_model, "cheap_dropout"] = plain_dropout
         trainer.patches[fast_model, "dropped_relu"] = plain_dropped_relu
         trainer.patches[fast_attention, "_packs"] = never
 
@@ -298,12 +298,12 @@ def chunk_loss(trainer: Trainer) -> None:
 
 def project_once(trainer: Trainer) -> None:
     """Compute queries, keys and values by one product."""
-    del trainer.patches[fast_model, "attend"]
+    del trainer.patches[fast_model, "attend_rows"]
 
 
 def draw_few_bits(trainer: Trainer) -> None:
     """Draw dropout masks from 16 random bits an element."""
-    del trainer.patches[fast_model, "dropout"], trainer.patches[fast_model, "dropped_relu"]
+    del trainer.patches[fast_model, "cheap_dropout"], trainer.patches[fast_model, "dropped_relu"]
 
 
 def fuse_adam(trainer: Trainer) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from annotated_transformer.data.grammar import grammar_pairs
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.pretrained import RUNNING
 from benchmarks.chapters import definitions
 from benchmarks.records import keep, origin
@@ -67,7 +67,7 @@ def main() -> None:
         if options.record:
             record = {
                 **origin("benchmarks.running"),
-                "hardware": processor(),
+                "hardware": processor_name(),
                 "updates": options.updates,
                 "source": RUNNING.german,
                 "target": RUNNING.english,

@@ -27,11 +27,11 @@ from typing import Any
 from annotated_transformer.cli.options import Search
 from annotated_transformer.cli.systems import open_pretrained
 from annotated_transformer.data.grammar import grammar_pairs
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.serving.app import Service
 from annotated_transformer.serving.requests import Limits
-from annotated_transformer.serving.server import address, listen, serve
+from annotated_transformer.serving.server import address_of_socket, listen, serve
 from benchmarks.records import keep, origin
 
 CLIENTS = (1, 8, 64)
@@ -51,7 +51,7 @@ def work(tokens: int) -> None:
     limits = Limits(tokens=tokens) if tokens else Limits()
     system, pretrained = open_pretrained(Search())
     with listen("127.0.0.1", 0) as sock:
-        place = address(sock)
+        place = address_of_socket(sock)
         service = Service(system, limits, "The model of the book", pretrained)
         serve(service, sock, lambda: print(place, flush=True))
 
@@ -335,7 +335,7 @@ def main() -> None:
         found["soak"] = soak(options.minutes)
         print({name: value for name, value in found["soak"].items() if name != "memory_mb"})
     if options.record:
-        start = {"kind": "serving", **origin("benchmarks.serve"), "hardware": processor()}
+        start = {"kind": "serving", **origin("benchmarks.serve"), "hardware": processor_name()}
         start["threads"] = THREADS
         start["load_average"] = others
         keep({**start, **found}, options.record)

@@ -16,7 +16,7 @@ from typing import Any
 
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.engine.parser import Parse, score_parses
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.engine.treebanks import load_treebank
 from annotated_transformer.results.parsing import Tree, delinearize, leaves
 from benchmarks.pcfg import Chart, Grammar, Options
@@ -123,7 +123,7 @@ def main() -> None:
         print(row, name, rows[row]["test"]["f1"], flush=True)
         if options.record:
             corpus = {name: len(text) for name, text in texts.items()}
-            place = {"kind": "parsing-baselines", "hardware": processor(), "corpus": corpus}
+            place = {"kind": "parsing-baselines", "hardware": processor_name(), "corpus": corpus}
             keep({**origin("benchmarks.treebank"), **place, "rows": rows}, options.record)
 
 

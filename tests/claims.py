@@ -16,7 +16,8 @@ chapter imports.
 Only the cells that the tagged ones depend on are run, those without their own assertions, so that
 no other check of the chapter fails first. A cell that needs a certain random state must set it
 itself, or take numbers from a cell whose names it uses. Figures are not drawn: ``show`` and
-``live`` do nothing here, and a cell that draws counts for the names that it binds alone.
+``interactive_chart`` do nothing here, and a cell that draws counts for the names that it binds
+alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ import matplotlib.pyplot as plt
 import torch
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
-PICTURES = {"show", "live", "display"}  # a cell with such a call draws, and changes nothing
+PICTURES = {
+    "show",
+    "interactive_chart",
+    "display",
+}  # a cell with such a call draws, and changes nothing
 # Long experiments are run with fewer seeds, or rates, here, unbroken and broken; the notebooks run
 # them whole.
 FEWER: dict[str, tuple[str, str]] = {

@@ -30,8 +30,8 @@ from annotated_transformer.figures import (
     bars,
     canvas,
     heatmap,
+    interactive_chart,
     lines,
-    live,
     live_heatmap,
     live_lines,
     show,
@@ -347,7 +347,7 @@ def test_picture_is_closed() -> None:
 def test_same_figure_same_bytes() -> None:
     pictures = [show(heatmap(NUMBERS, ROWS, COLUMNS, **NAMES), "numbers") for _ in range(2)]
     assert pictures[0] == pictures[1]
-    charts = [live(live_lines(CURVES, **AXES), "curves") for _ in range(2)]
+    charts = [interactive_chart(live_lines(CURVES, **AXES), "curves") for _ in range(2)]
     assert charts[0] == charts[1]
 
 
@@ -366,7 +366,7 @@ def test_alternative_text_is_mandatory(empty: str) -> None:
     with pytest.raises(ValueError, match="alt_text"):
         show(lines(CURVES, **AXES), empty)
     with pytest.raises(ValueError, match="alt_text"):
-        live(live_lines(CURVES, **AXES), empty)
+        interactive_chart(live_lines(CURVES, **AXES), empty)
 
 
 # Charts
@@ -427,7 +427,9 @@ def test_live_lines_refuse_unequal_lengths() -> None:
 
 
 def test_live_has_a_still_picture_and_its_chart() -> None:
-    picture = live(live_heatmap(NUMBERS, ["</script>", "b"], COLUMNS, **NAMES), "numbers")
+    picture = interactive_chart(
+        live_heatmap(NUMBERS, ["</script>", "b"], COLUMNS, **NAMES), "numbers"
+    )
     still = page_svg(picture)
     assert still.get("aria-label") == "numbers"
     (spec,) = re.findall(r'<script type="application/json">(.*?)</script>', picture.html, re.S)
@@ -443,12 +445,12 @@ def test_live_has_a_still_picture_and_its_chart() -> None:
 def test_live_takes_any_chart() -> None:
     points = alt.InlineData(values=[{"a": 1, "b": 2}])
     chart = alt.Chart(points).mark_point().encode(x=alt.X("a:Q"), y=alt.Y("b:Q"))
-    assert "<svg" in live(chart | chart, "two points").html
+    assert "<svg" in interactive_chart(chart | chart, "two points").html
 
 
 def test_colab_uses_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
-    picture = live(live_lines(CURVES, **AXES), "curves")
+    picture = interactive_chart(live_lines(CURVES, **AXES), "curves")
     assert "cdn.jsdelivr.net" in picture.html
 
 

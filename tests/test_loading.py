@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from annotated_transformer.cli.main import main
-from annotated_transformer.data.archives import locate
+from annotated_transformer.data.archives import locate_file
 from annotated_transformer.data.corpora import Preparation, load_corpus, read_segments
 from annotated_transformer.data.files import CorpusError, FileError
-from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepare import prepare_corpus
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.interop.marian import load_marian
@@ -105,7 +105,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
 def prepared(folder: Path, texts: dict[str, tuple[Path, Path]]) -> Prepared:
     """Prepare the corpus."""
     files = {split: [pair] for split, pair in texts.items()}
-    return prepare(folder, files, Preparation(vocabulary=300), workers=1, log=lambda _: None)
+    return prepare_corpus(folder, files, Preparation(vocabulary=300), workers=1, log=lambda _: None)
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -199,7 +199,7 @@ def test_hostile_members_of_an_archive(
                 info = tarfile.TarInfo(name)
                 info.size = len(HOSTILE[kind])
                 tape.addfile(info, io.BytesIO(HOSTILE[kind]))
-    inside = locate(archive / "train.de", tmp_path / "unpacked")
+    inside = locate_file(archive / "train.de", tmp_path / "unpacked")
     assert inside.read_bytes() == HOSTILE[kind]
     files = {"train": (archive / "train.de", texts["train"][1]), "val": texts["val"]}
     with pytest.raises(CorpusError):

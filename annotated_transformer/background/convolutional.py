@@ -65,7 +65,7 @@ class GatedConvolution(nn.Module):
 ROOT_HALF = math.sqrt(0.5)
 
 
-def add(x: Tensor, y: Tensor) -> Tensor:
+def add_signals(x: Tensor, y: Tensor) -> Tensor:
     """Add two signals; if they are independent, with the same variance, the sum has it as well."""
     return (x + y) * ROOT_HALF
 
@@ -115,7 +115,7 @@ class SourceAttention(nn.Module):
             The summaries ``(batch, n, width)`` and the weights ``(batch, n, m)``. Where a source
             has no real token, both are zero.
         """
-        scores = add(self.query(h), g) @ source.keys.transpose(1, 2)  # (batch, n, m)
+        scores = add_signals(self.query(h), g) @ source.keys.transpose(1, 2)  # (batch, n, m)
         lowest = torch.finfo(scores.dtype).min
         weights = scores.masked_fill(~source.real, lowest).softmax(-1) * source.real
         return (weights @ source.values) * source.scale, weights
@@ -172,8 +172,8 @@ class ConvolutionalEncoder(nn.Module):
         padding = None if src_mask is None else ~src_mask.transpose(1, 2)  # (batch, m, 1)
         embedded = z = _without(x, padding)
         for layer in self.layers:
-            z = _without(add(z, layer(z)), padding)
-        return torch.cat([z, add(z, embedded)], dim=-1)
+            z = _without(add_signals(z, layer(z)), padding)
+        return torch.cat([z, add_signals(z, embedded)], dim=-1)
 
 
 def _without(x: Tensor, padding: Tensor | None) -> Tensor:
@@ -206,7 +206,7 @@ class ConvolutionalDecoderLayer(nn.Module):
     def attend(self, x: Tensor, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """Complete the layer, given its convolution's output ``h``; shapes as in ``forward``."""
         summary, weights = self.attention(h, g, source)
-        return add(x, add(h, summary)), weights
+        return add_signals(x, add_signals(h, summary)), weights
 
     def before(self, sentences: int, beam: int, like: Tensor) -> Tensor:
         """Return what stands before a sentence: zeros ``(sentences, beam, kernel - 1, width)``."""

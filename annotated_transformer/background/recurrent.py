@@ -98,7 +98,7 @@ class GRUCell(Cell):
         return (gru_step(product, self.from_state(h), h),)
 
 
-def sweep(
+def run_cell(
     cell: Cell, x: Tensor, state: State, keep: Tensor | None, *, backward: bool = False
 ) -> tuple[Tensor, State]:
     """Run a cell along all positions of a batch.
@@ -210,7 +210,7 @@ class Recurrent(nn.Module):
         for layer in range(self.num_layers):
             outputs = []
             for way in range(self.ways):
-                y, end = sweep(next(cells), x, next(begins), keep, backward=way == 1)
+                y, end = run_cell(next(cells), x, next(begins), keep, backward=way == 1)
                 outputs.append(y)
                 ends.append(end)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]

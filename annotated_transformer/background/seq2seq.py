@@ -152,7 +152,7 @@ class FixedDecoder(RecurrentDecoder):
         return self.read_off(context, states), state, None
 
 
-def weigh(scores: Tensor, padding: Tensor) -> Tensor:
+def attention_weights(scores: Tensor, padding: Tensor) -> Tensor:
     """Turn scores ``(rows, n, m)`` into weights, zero at padding.
 
     A row that is all padding gets uniform weights, over a memory that is zero.
@@ -187,7 +187,9 @@ class AdditiveDecoder(RecurrentDecoder):
         for word in self.word(x).unbind(1):  # (rows, 3h)
             from_state, query = self.state(s).split(self.sizes, -1)
             scores = self.score(torch.tanh(query.unsqueeze(1) + source.keys))  # (rows, m, 1)
-            weights.append(weigh(scores.transpose(1, 2), source.padding))  # (rows, 1, m)
+            weights.append(
+                attention_weights(scores.transpose(1, 2), source.padding)
+            )  # (rows, 1, m)
             s = gru_step(word + (weights[-1] @ source.gates).squeeze(1), from_state, s)
             states.append(s)
         outputs, new, looked = torch.stack(states, 1), s.unsqueeze(0), torch.cat(weights, 1)
@@ -215,7 +217,7 @@ class DotDecoder(RecurrentDecoder):
     def forward(self, x: Tensor, source: Source, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Continue from a state, then attend; see ``RecurrentDecoder.forward``."""
         states, state = self.gru(x, state)
-        weights = weigh(states @ source.keys.transpose(1, 2), source.padding)
+        weights = attention_weights(states @ source.keys.transpose(1, 2), source.padding)
         return self.read_off(weights @ source.memory, states), state, weights
 
 
@@ -301,7 +303,9 @@ class RecurrentTranslator(EncoderDecoder):
         Raises:
             ValueError: Padding stands before a real token.
         """
-        states, last = self.encoder(self.dropout(self.src_embed(src)), lengths(src, src_mask))
+        states, last = self.encoder(
+            self.dropout(self.src_embed(src)), source_lengths(src, src_mask)
+        )
         memory: Tensor = last.unsqueeze(1) if self.config.attention == "none" else states
         return memory
 
@@ -358,7 +362,7 @@ class RecurrentTranslator(EncoderDecoder):
         return RecurrentSteps(self, self.encode(src, src_mask), src_mask, beam)
 
 
-def lengths(src: Tensor, src_mask: Tensor | None) -> Tensor:
+def source_lengths(src: Tensor, src_mask: Tensor | None) -> Tensor:
     """Return how many real tokens each sentence has, ``(batch,)`` on the CPU.
 
     Raises:

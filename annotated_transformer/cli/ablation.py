@@ -10,20 +10,25 @@ import torch
 
 from annotated_transformer.cli.options import Ablation
 from annotated_transformer.cli.output import check_target, command_line, print_result
-from annotated_transformer.cli.systems import TEST, corpus_of, load_split, move
+from annotated_transformer.cli.systems import TEST, corpus_of, load_split, move_to_device
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.files import write_json
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.precision import find_device
-from annotated_transformer.engine.records import CHOSEN, commit, processor, versions
+from annotated_transformer.engine.records import (
+    CHOSEN,
+    package_versions,
+    processor_name,
+    source_commit,
+)
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.translation.evaluation import (
     by_length,
     paired_bootstrap,
-    protocols,
     score,
+    score_protocols,
 )
 
 SEARCHES = (  # name, weights file, beam, alpha
@@ -47,41 +52,41 @@ def run(command: Ablation) -> int:
         raise UsageError(f"{command.model}: was trained on {corpus}; needs {', '.join(TEST)}")
     averaged = load_system(command.model, weights=AVERAGED)  # loaded early, in case it is missing
     for each in (system, averaged):
-        move(each, find_device())
+        move_to_device(each, find_device())
     split, pair = command.split or TEST[corpus], "-".join(system.languages)
     test = load_split(corpus, pair, split, mirror=command.mirror, bar=bar)
     steps: list[dict[str, Any]] = []
     before: list[str] | None = None
     for name, weights, beam, alpha in SEARCHES:
         chosen = averaged if weights == AVERAGED else system
-        step, before = measure(chosen, test, beam, alpha, before, bar=bar)
+        step, before = measure_search(chosen, test, beam, alpha, before, bar=bar)
         steps.append({"name": name, **step})
         show_step(steps[-1])
     if split != "val":  # alpha must not be chosen on the text that is scored
         valid = load_split(corpus, pair, "val", mirror=command.mirror, bar=bar)
         found = {alpha: lower_case_bleu(averaged, valid, alpha, bar=bar) for alpha in ALPHAS}
         best = max(ALPHAS, key=found.__getitem__)
-        step, _ = measure(averaged, test, 5, best, before, bar=bar)
+        step, _ = measure_search(averaged, test, 5, best, before, bar=bar)
         steps.append({"name": CHOSEN, "alpha": best, "validation": found, **step})
         show_step(steps[-1])
     record = {
         "kind": "ablation",
         "command": command_line(),
-        "commit": commit(),
+        "commit": source_commit(),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "training": system.training,
         "corpus": test.name,
         "split": test.split,
         "checksums": dict(test.checksums),
-        "versions": versions(),
-        "hardware": {"processor": processor(), "threads": torch.get_num_threads()},
+        "versions": package_versions(),
+        "hardware": {"processor": processor_name(), "threads": torch.get_num_threads()},
         "steps": steps,
     }
     write_json(path, record)
     return 0
 
 
-def measure(
+def measure_search(
     system: System, test: ParallelText, beam: int, alpha: float, before: Sequence[str] | None,
     *, bar: bool,
 ) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
@@ -91,7 +96,7 @@ def measure(
     step: dict[str, Any] = {
         "seconds": round(time.perf_counter() - start, 1),
         "scores": score(found, test.target, lowercase=system.lowercase),
-        "protocols": protocols(found, test.target, test.languages[1]),
+        "protocols": score_protocols(found, test.target, test.languages[1]),
         "by_length": by_length(found, test.target, test.source, lowercase=system.lowercase),
     }
     step["sha256"] = hashlib.sha256("\n".join(found).encode()).hexdigest()
@@ -106,7 +111,7 @@ def measure(
 def lower_case_bleu(system: System, text: ParallelText, alpha: float, *, bar: bool) -> float:
     """Return tokenised lower-case BLEU of a beam of 5 with a length penalty."""
     found = translate_lines(system, text.source, beam=5, alpha=alpha, name=text.split, progress=bar)
-    way = protocols(found, text.target, text.languages[1])["tokenised lower-case"]
+    way = score_protocols(found, text.target, text.languages[1])["tokenised lower-case"]
     return float(way["bleu"])
 
 

@@ -3,7 +3,7 @@
 from annotated_transformer.cli.options import Diagnose
 from annotated_transformer.cli.output import print_result
 from annotated_transformer.data.corpora import Preparation, read_parallel
-from annotated_transformer.data.diagnosis import ALONE, DRIFT, Finding, diagnose
+from annotated_transformer.data.diagnosis import ALONE, DRIFT, Finding, diagnose_corpus
 
 
 def run(command: Diagnose) -> int:
@@ -12,16 +12,16 @@ def run(command: Diagnose) -> int:
     if command.valid_files is not None:
         valid = read_parallel(*command.valid_files, split="val", drop_blank=False)
     limits = Preparation(max_words=command.max_words, max_ratio=command.max_ratio)
-    pairs, found = diagnose(
+    pairs, found = diagnose_corpus(
         command.source, command.target, valid=valid, options=limits, examples=command.examples
     )
     title = f"{command.source} and {command.target}: {pairs:,} pair{'s' * (pairs != 1)}"
     title += "" if found else ", nothing found"
-    print_result("\n".join([title, *table(pairs, found)]))
+    print_result("\n".join([title, *findings_table(pairs, found)]))
     return 0
 
 
-def table(pairs: int, found: list[Finding]) -> list[str]:
+def findings_table(pairs: int, found: list[Finding]) -> list[str]:
     """Return the lines of the table: finding, number, share, lines; below each the remedy."""
     rows = []
     for each in found:

@@ -15,11 +15,11 @@ from annotated_transformer.cli.systems import (
 )
 from annotated_transformer.data.corpora import ParallelText, read_parallel
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.config import UsageError, check_order, flag
+from annotated_transformer.engine.config import UsageError, check_order, option_flag
 from annotated_transformer.engine.parser import score_parser
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.treebanks import check_trees, is_parser
-from annotated_transformer.translation.evaluation import LANGUAGES, protocols, score
+from annotated_transformer.translation.evaluation import LANGUAGES, score, score_protocols
 
 
 def run(command: Evaluate) -> int:
@@ -79,7 +79,9 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
     if command.prepared is not None:
         for option in ("corpus", "test_files", "mirror"):
             if getattr(command, option) is not None:
-                raise UsageError(f"{flag(option)} or --prepared, not both; leave one of them out")
+                raise UsageError(
+                    f"{option_flag(option)} or --prepared, not both; leave one of them out"
+                )
         corpus = Prepared(command.prepared)
         if (its := "-".join(corpus.languages)) != pair:
             raise UsageError(f"--prepared {command.prepared}: is {its}, but the system is {pair}")
@@ -104,5 +106,5 @@ def test_text(command: Evaluate, system: System) -> ParallelText:
 
 def show_protocols(found: Sequence[str], wanted: Sequence[str], language: str) -> None:
     """Print BLEU under the protocols of published numbers."""
-    for name, way in protocols(found, wanted, language).items():
+    for name, way in score_protocols(found, wanted, language).items():
         print_result(f"  {way['bleu']:6.2f}  {name}\n    {way['signature']}")

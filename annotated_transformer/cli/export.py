@@ -9,7 +9,7 @@ from typing import Any
 from annotated_transformer.cli.options import Export, Search
 from annotated_transformer.cli.output import log
 from annotated_transformer.cli.systems import open_pretrained, open_system, refuse_parser
-from annotated_transformer.engine.checkpoints import damaged, load_object
+from annotated_transformer.engine.checkpoints import damaged_error, load_run_object
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.interop.folders import check_out, lines_of_record
 
@@ -39,19 +39,19 @@ def run(command: Export) -> int:
     module = import_module(f"annotated_transformer.interop.{command.to}")
     options = {"precision": command.precision} if command.to == "ctranslate2" else {}
     write = getattr(module, f"export_{command.to}")
-    write(system, out, record=None if folder is None else read_record(folder), **options)
+    write(system, out, record=None if folder is None else load_record(folder), **options)
     log(f"wrote {out}; {out / 'README.md'} says how to use it")
     return 0
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
+def load_record(folder: Path) -> dict[str, Any] | None:
     """Return the record of a run; None where it has not written one."""
     path = folder / "record.json"
     if not os.path.lexists(path):
         return None
-    record = load_object(path)
+    record = load_run_object(path)
     try:
         list(lines_of_record(record))
     except (AttributeError, TypeError, ValueError) as error:
-        raise damaged(path, error) from None
+        raise damaged_error(path, error) from None
     return record

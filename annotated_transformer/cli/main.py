@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 
-from annotated_transformer.engine.interruption import handling
+from annotated_transformer.engine.interruption import handle_signals
 
 EXTRAS = {  # which extra brings a library; "translation" the others
     **dict.fromkeys(("altair", "matplotlib", "pandas", "seaborn", "vl_convert"), "plots"),
@@ -40,31 +40,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        stop(number, frame)
+        raise_interrupt(number, frame)
 
-    with handling(note):
+    with handle_signals(note):
         try:
             return run(words)
         except KeyboardInterrupt as end:
-            return interrupted(words, int(end.args[0] if end.args else signal.SIGINT))
+            return report_interruption(words, int(end.args[0] if end.args else signal.SIGINT))
         except BrokenPipeError:  # the reader has stopped
             return 0
         except Exception as error:
             if received:  # a library in compiled code made an error of the interruption
-                return interrupted(words, received[0])
-            if (message := describe(error)) is None:
+                return report_interruption(words, received[0])
+            if (message := error_message(error)) is None:
                 raise
             alike = isinstance(error, FloatingPointError) or type(error).__name__ == "UsageError"
-            if not (alike and follows()):
-                tell(message)
+            if not (alike and is_worker_rank()):
+                report(message)
             return 2
 
 
-def interrupted(words: Sequence[str], number: int) -> int:
+def report_interruption(words: Sequence[str], number: int) -> int:
     """Say that a signal has ended the command, and return the exit status."""
-    if not follows():
+    if not is_worker_rank():
         again = "; run the same command to resume" if words[:1] in AGAIN else ""
-        tell(f"interrupted{again}")
+        report(f"interrupted{again}")
     return 128 + number
 
 
@@ -77,7 +77,7 @@ def occupy_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
-def stop(number: int, frame: FrameType | None) -> None:
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt on a signal: at once, or as ``copyreg`` returns."""
     while frame is not None and frame.f_globals.get("__name__") != "copyreg":
         frame = frame.f_back
@@ -92,12 +92,12 @@ def stop(number: int, frame: FrameType | None) -> None:
     sys.setprofile(leave)  # Python's own copyreg ignores whatever is raised before it returns
 
 
-def follows() -> bool:
+def is_worker_rank() -> bool:
     """Whether this is a torchrun process other than the first, which reports for all."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
-def tell(message: object) -> None:
+def report(message: object) -> None:
     """Print an error or warning after the command's name."""
     from annotated_transformer.cli.output import print_error
 
@@ -109,16 +109,16 @@ def run(words: Sequence[str]) -> int:
     from annotated_transformer.cli.output import drop_output
 
     try:
-        from annotated_transformer.cli.parsing import parse  # tyro may be missing
+        from annotated_transformer.cli.parsing import parse_command_line  # tyro may be missing
 
-        command = parse(words)
+        command = parse_command_line(words)
         if sys.stderr is None or not sys.stderr.isatty():  # a log, which a bar would fill
             os.environ.setdefault("TQDM_MININTERVAL", "10")  # seconds
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of libraries on import
             module = import_module(f"annotated_transformer.cli.{type(command).__name__.lower()}")
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: tell(message)
+            warnings.showwarning = lambda message, *_, **__: report(message)
             return int(module.run(command))
     except SystemExit as end:  # after --help, or when the main process has failed
         return int(end.code or 0)
@@ -127,7 +127,7 @@ def run(words: Sequence[str]) -> int:
         raise
 
 
-def describe(error: Exception) -> str | None:
+def error_message(error: Exception) -> str | None:
     """Return a one-line message for the user; None for an error that must be a bug."""
     kind = type(error)
     if isinstance(error, ModuleNotFoundError) and error.name:

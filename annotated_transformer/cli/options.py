@@ -7,11 +7,11 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from tyro.conf import Positional, arg
 
 from annotated_transformer.data.corpora import Preparation
-from annotated_transformer.engine.config import Options, option, recipes
-from annotated_transformer.engine.sweep import sweeps
+from annotated_transformer.engine.config import Options, list_recipes, option
+from annotated_transformer.engine.sweep import list_sweeps
 
-GRID = f"Grid of runs: a JSON file, or a name: {', '.join(sweeps())}."
-RECIPE = f"Recipe with the defaults: a JSON file, or a name: {', '.join(recipes())}."
+GRID = f"Grid of runs: a JSON file, or a name: {', '.join(list_sweeps())}."
+RECIPE = f"Recipe with the defaults: a JSON file, or a name: {', '.join(list_recipes())}."
 NoBar: TypeAlias = Annotated[bool, arg(help="Show no progress bar.")]
 Quiet: TypeAlias = Annotated[bool, arg(help="Show no progress bar and no messages.")]
 Mirror: TypeAlias = Annotated[

@@ -66,7 +66,7 @@ def write_output(text: str) -> None:
         raise FileError(f"standard output: {reason}") from None
 
 
-def deliver(text: str, output: Path) -> None:
+def write_document(text: str, output: Path) -> None:
     """Write a whole text to a file, or to standard output for ``-``."""
     if output == STANDARD:
         write_output(text)

@@ -5,9 +5,16 @@ from functools import partial
 from pathlib import Path
 
 from annotated_transformer.cli.options import Parse
-from annotated_transformer.cli.output import NAME, STANDARD, check_target, deliver, has_bar, log
+from annotated_transformer.cli.output import (
+    NAME,
+    STANDARD,
+    check_target,
+    has_bar,
+    log,
+    write_document,
+)
 from annotated_transformer.cli.systems import beam_and_alpha, open_system
-from annotated_transformer.cli.translate import files_of, places, read_text
+from annotated_transformer.cli.translate import files_of, read_text, split_arguments
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.parser import Parse as Found
 from annotated_transformer.engine.parser import parse_sentences, penn_words
@@ -20,7 +27,7 @@ USUAL = Path("runs/treebank-en-trees-tiny")  # where train --corpus treebank lea
 
 def run(command: Parse) -> int:
     """Parse the input, and write the trees when all of them are there."""
-    given, source = places(command)
+    given, source = split_arguments(command)
     folder = USUAL if given is None else given
     if given is None and not folder.exists():
         raise UsageError(
@@ -46,10 +53,10 @@ def run(command: Parse) -> int:
         system, sentences, beam=beam, alpha=alpha, extra=command.extra, name=name,
         constrained=not command.free, progress=has_bar(command.quiet, command.output),
     )  # fmt: skip
-    text = drawn(found, command.format)
-    deliver(text, command.output)
+    text = format_trees(found, command.format)
+    write_document(text, command.output)
     if not command.quiet:
-        report(found, f"{folder / weights}")
+        report_repairs(found, f"{folder / weights}")
     return 0
 
 
@@ -62,7 +69,7 @@ def read_sentences(command: Parse, source: Path) -> tuple[list[list[str]], str]:
     return [split(line) for line in lines], name
 
 
-def drawn(found: Sequence[Found | None], form: str) -> str:
+def format_trees(found: Sequence[Found | None], form: str) -> str:
     """Return trees in the form that was asked for; a blank line stays blank."""
     if form == "brackets":
         return "".join("\n" if parse is None else f"{parse.tree}\n" for parse in found)
@@ -72,7 +79,7 @@ def drawn(found: Sequence[Found | None], form: str) -> str:
     return "\n".join(f"{draw_text(tree).rstrip()}\n" for tree in trees)
 
 
-def report(found: Sequence[Found | None], by: str) -> None:
+def report_repairs(found: Sequence[Found | None], by: str) -> None:
     """Say how many outputs were no trees, and who made them."""
     parses = [parse for parse in found if parse is not None]
     if broken := sum(not parse.well_formed for parse in parses):

@@ -28,17 +28,17 @@ from annotated_transformer.cli.options import (
 )
 from annotated_transformer.cli.output import NAME, print_result
 from annotated_transformer.data.corpora import CORPORA, Preparation
-from annotated_transformer.data.files import load_json
+from annotated_transformer.data.files import load_object
 from annotated_transformer.engine.config import (
     ModelOptions,
     Options,
     UsageError,
-    check,
     check_group,
+    check_options,
     check_sources,
-    defaults,
-    flag,
+    default_options,
     load_recipe,
+    option_flag,
     recipe_name,
 )
 
@@ -56,7 +56,7 @@ PLAIN = (  # what tyro says, and what we say
 )
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in COMMANDS}
 ALIASES = {  # other names of options of train
-    alias: flag(option.name)
+    alias: option_flag(option.name)
     for group in fields(Options())
     for option in fields(getattr(Options(), group.name))
     for alias in option.metadata.get("aliases", ())
@@ -74,7 +74,7 @@ MOST_BEST = 1000
 SYSTEM = "ensemble corpus prepared split mirror beam alpha averaged best device precision".split()
 
 
-def parse(words: Sequence[str]) -> Command:
+def parse_command_line(words: Sequence[str]) -> Command:
     """Parse the words of the command line.
 
     Raises:
@@ -83,7 +83,7 @@ def parse(words: Sequence[str]) -> Command:
     """
     name = words[0] if words else ""
     if name == COMPLETION:
-        print_result(completion(words))
+        print_result(completion_script(words))
         raise SystemExit(0)
     if name == "--version":
         print_result(f"{NAME} {__version__}")
@@ -94,7 +94,7 @@ def parse(words: Sequence[str]) -> Command:
     if name not in KINDS:
         what = "option before a command" if name.startswith("-") else "command"
         reason = f"{name}: there is no such {what}" if name else "no command given"
-        meant = suggestion(name, ("--help", "--version", *KINDS))
+        meant = suggest_word(name, ("--help", "--version", *KINDS))
         raise UsageError(f"{reason}; {meant}choose among {', '.join(KINDS)}")
     plain, said = read_words(name, words[1:])
     if shutil.get_terminal_size().columns < 40:
@@ -106,13 +106,13 @@ def parse(words: Sequence[str]) -> Command:
                 KINDS[name],
                 args=plain,
                 prog=f"{NAME} {name}",
-                description=summary(KINDS[name]),
-                default=default_of(KINDS[name], deciding(said)),
+                description=command_summary(KINDS[name]),
+                default=default_of(KINDS[name], deciding_options(said)),
                 config=CONFIG,
             )
     except SystemExit as stop:
         if stop.code:
-            told = f"{plain_error(unboxed(box.getvalue()))}; see {NAME} {name} --help"
+            told = f"{plain_error(strip_error_box(box.getvalue()))}; see {NAME} {name} --help"
             raise UsageError(told) from None
         print_result(without_none(box.getvalue()).rstrip())
         raise
@@ -120,7 +120,7 @@ def parse(words: Sequence[str]) -> Command:
     return command
 
 
-def completion(words: Sequence[str]) -> str:
+def completion_script(words: Sequence[str]) -> str:
     """Return the completion script for a shell.
 
     Raises:
@@ -142,7 +142,7 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
         UsageError: An option does not exist, or a word is empty or not valid UTF-8.
     """
     aliases = ALIASES if name == "train" else {}
-    types = {flag(option): hint for option, hint in types_of(KINDS[name]).items()}
+    types = {option_flag(option): hint for option, hint in types_of(KINDS[name]).items()}
     known = {"--help", *types, *aliases}
     known |= {"-o"} if "--output" in known else set()
     plain, said = [], {}
@@ -156,7 +156,7 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
         if re.match(r"--.|-(?!h$|inf$)[a-z]", option):
             option = option.replace("_", "-")
             if option not in known:
-                meant = f"{suggestion(option, known)}see {NAME} {name} --help"
+                meant = f"{suggest_word(option, known)}see {NAME} {name} --help"
                 raise UsageError(f"{option}: there is no such option; {meant}")
             option = aliases.get(option, option)
             if equals and types.get(option) is bool:
@@ -179,10 +179,10 @@ def types_of(kind: Any) -> dict[str, Any]:
     return types
 
 
-def suggestion(word: str, known: Collection[str]) -> str:
+def suggest_word(word: str, known: Collection[str]) -> str:
     """Return a question with the known word that is meant, begins alike or is closest, if any."""
     own = {name.strip("-"): name for name in known}
-    same = load_json(Path(__file__).with_name("synonyms.json"))  # what other programs call it
+    same = load_object(Path(__file__).with_name("synonyms.json"))  # what other programs call it
     ours = {x.strip("-"): name for name in same.keys() & known for x in same[name].split()} | own
     bare = word.strip("-")
     if f"--{bare}" in same[""].split():  # nothing here is like it
@@ -200,7 +200,7 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
     def refuse(reason: str, *names: str) -> None:
         for name in names:
             if name in said:
-                raise UsageError(f"{flag(name)}: {reason}")
+                raise UsageError(f"{option_flag(name)}: {reason}")
 
     if isinstance(command, Train):
         if command.optim.finetune_from is not None:
@@ -209,7 +209,7 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
                 refuse("needs a text, too; give --train-files and --valid-files", "finetune_from")
         if command.run.tensorboard and importlib.util.find_spec("tensorboard") is None:
             refuse("needs the package tensorboard: pip install tensorboard", "tensorboard")
-        check(command.options)
+        check_options(command.options)
         check_sources(command.data)
         if not command.optim.average:
             refuse("has no effect without --average; give both", "average_every")
@@ -243,7 +243,7 @@ def check_translate(command: Translate, refuse: Callable[..., None]) -> None:
             raise UsageError(f"--n-best {count}: must be at least 1 and at most {most}{why}")
 
 
-def deciding(said: Mapping[str, str]) -> dict[str, str]:
+def deciding_options(said: Mapping[str, str]) -> dict[str, str]:
     """Return the options that determine other defaults, if their values are valid."""
     found = {
         name: said[name]
@@ -252,7 +252,7 @@ def deciding(said: Mapping[str, str]) -> dict[str, str]:
     }
     if "prepared" in found and "pair" not in found:  # its recipe depends on the languages, too
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            plan = load_json(Path(found["prepared"]) / "prepared.json")["plan"]
+            plan = load_object(Path(found["prepared"]) / "prepared.json")["plan"]
             found["pair"] = str(plan["options"]["pair"])
     return found
 
@@ -260,7 +260,7 @@ def deciding(said: Mapping[str, str]) -> dict[str, str]:
 def default_of(kind: type, said: Mapping[str, str]) -> Any:
     """Return a command with the defaults that follow from the user's options, if any."""
     if kind is Train:
-        return Train(*vars(defaults(said)).values())
+        return Train(*vars(default_options(said)).values())
     if kind is Prepare:
         corpus = said.get("corpus", "files")
         small = corpus in CORPORA and corpus != "wmt14"
@@ -270,14 +270,14 @@ def default_of(kind: type, said: Mapping[str, str]) -> Any:
     return tyro.MISSING_NONPROP
 
 
-def summary(kind: type) -> str:
+def command_summary(kind: type) -> str:
     """Return a command's description, the first line of its docstring."""
     return (kind.__doc__ or "").strip().split("\n")[0]
 
 
 def commands_help() -> str:
     """Return the list of commands."""
-    rows = "\n".join(f"  {name:10} {summary(kind)}" for name, kind in KINDS.items())
+    rows = "\n".join(f"  {name:10} {command_summary(kind)}" for name, kind in KINDS.items())
     return (
         f"usage: {NAME} COMMAND [OPTIONS]\n\nTrain and use translation systems, as in "
         f"'Attention Is All You Need'.\n\ncommands:\n{rows}\n\n"
@@ -309,7 +309,7 @@ def plain_error(text: str) -> str:
     return text
 
 
-def unboxed(box: str) -> str:
+def strip_error_box(box: str) -> str:
     """Return the first section of tyro's error box in one line."""
     words: list[str] = []
     for line in box.splitlines()[1:]:

@@ -7,8 +7,8 @@ from annotated_transformer.cli.output import log
 from annotated_transformer.cli.systems import TEST, check_mirror
 from annotated_transformer.data.corpora import CORPORA, corpus_files, load_corpus
 from annotated_transformer.data.files import write_atomically
-from annotated_transformer.data.prepare import Files, check_preparation, prepare
-from annotated_transformer.engine.config import UsageError, check_order, flag
+from annotated_transformer.data.prepare import Files, check_preparation, prepare_corpus
+from annotated_transformer.engine.config import UsageError, check_order, option_flag
 from annotated_transformer.engine.treebanks import is_parser
 
 
@@ -21,7 +21,7 @@ def run(command: Prepare) -> int:
     check_mirror(command.corpus, command.mirror)
     files = own_files(command) if command.corpus == "files" else known_files(command)
     bar = not command.quiet
-    corpus = prepare(command.out, files, options, workers=workers, progress=bar, log=log)
+    corpus = prepare_corpus(command.out, files, options, workers=workers, progress=bar, log=log)
     log(f"{len(corpus.tokens('train'))} sentence pairs in {command.out}; train with --prepared")
     return 0
 
@@ -52,7 +52,9 @@ def known_files(command: Prepare) -> Files:
         raise UsageError(f"--corpus {corpus}: choose among files, {', '.join(CORPORA)}")
     for name in ("train_files", "valid_files", "test_files"):
         if getattr(command, name):
-            raise UsageError(f"{flag(name)}: --corpus {corpus} has its own files; leave it out")
+            raise UsageError(
+                f"{option_flag(name)}: --corpus {corpus} has its own files; leave it out"
+            )
     found: dict[str, list[tuple[Path, Path]]] = {}
     for split in ("train", "val", TEST[corpus]):
         if split == "train" and corpus in ("multi30k", "wmt14"):

@@ -3,7 +3,7 @@
 import math
 
 from annotated_transformer.cli.options import Score, Search
-from annotated_transformer.cli.output import check_target, deliver, has_bar, log
+from annotated_transformer.cli.output import check_target, has_bar, log, write_document
 from annotated_transformer.cli.systems import open_systems
 from annotated_transformer.cli.translate import files_of
 from annotated_transformer.data.corpora import read_parallel
@@ -19,8 +19,8 @@ def run(command: Score) -> int:
     text = read_parallel(command.source, command.target, drop_blank=False)
     bar = has_bar(command.quiet, command.output)
     found = score_pairs(system, text.source, text.target, name=text.origin, progress=bar)
-    lines = "".join(row(each, tokens=command.tokens) for each in found)
-    deliver(lines, command.output)
+    lines = "".join(score_line(each, tokens=command.tokens) for each in found)
+    write_document(lines, command.output)
     if not command.quiet:
         total = math.fsum(each.total for each in found)
         loss = -total / sum(len(each.tokens) for each in found)
@@ -31,7 +31,7 @@ def run(command: Score) -> int:
     return 0
 
 
-def row(found: PairScore, *, tokens: bool) -> str:
+def score_line(found: PairScore, *, tokens: bool) -> str:
     """Return the line of a pair: total, mean of a token, and each token if asked for."""
     columns = [f"{found.total:.4f}", f"{found.per_token:.4f}"]
     if tokens:

@@ -5,7 +5,7 @@ from annotated_transformer.cli.output import log, print_result
 from annotated_transformer.cli.systems import open_pretrained, open_system, refuse_parser
 from annotated_transformer.serving.app import Service
 from annotated_transformer.serving.requests import Limits
-from annotated_transformer.serving.server import address, listen, serve
+from annotated_transformer.serving.server import address_of_socket, listen, serve
 
 LOCAL = ("127.", "::1", "localhost")
 
@@ -26,7 +26,7 @@ def run(command: Serve) -> int:
             service, by = Service(system, limits, folder.resolve().name), str(folder / used)
 
         def started() -> None:
-            print_result(address(sock))
+            print_result(address_of_socket(sock))
             log(f"serving {by}; Ctrl-C stops")
             if not command.host.startswith(LOCAL):
                 log("anyone who can reach this address can use the server; it asks for no password")

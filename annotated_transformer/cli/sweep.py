@@ -25,7 +25,7 @@ import torch
 from tqdm.auto import tqdm
 
 from annotated_transformer.cli import train
-from annotated_transformer.cli.main import describe, stop
+from annotated_transformer.cli.main import error_message, raise_interrupt
 from annotated_transformer.cli.options import Sweep, Train
 from annotated_transformer.cli.output import (
     check_target,
@@ -34,23 +34,28 @@ from annotated_transformer.cli.output import (
     print_error,
     print_result,
 )
-from annotated_transformer.cli.systems import ALPHA, BEAM, move
+from annotated_transformer.cli.systems import ALPHA, BEAM, move_to_device
 from annotated_transformer.data.corpora import language_codes
-from annotated_transformer.data.files import load_json, locked, write_atomically, write_json
+from annotated_transformer.data.files import load_object, lock_folder, write_atomically, write_json
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
 from annotated_transformer.engine.config import Options, UsageError
-from annotated_transformer.engine.interruption import handling, undisturbed
+from annotated_transformer.engine.interruption import defer_signals, handle_signals
 from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
 from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
-from annotated_transformer.engine.records import commit, cores, processor, versions
+from annotated_transformer.engine.records import (
+    package_versions,
+    processor_name,
+    source_commit,
+    usable_cores,
+)
 from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
 from annotated_transformer.engine.system import model_config, translate_lines
 from annotated_transformer.engine.trainer import Trainer, check_same
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
-from annotated_transformer.results.machine_translation import judge
+from annotated_transformer.results.machine_translation import judge_claim
 from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
 
 PROBE = 20  # updates of the first run, from which the time of all is estimated
@@ -64,24 +69,25 @@ class SweepError(ValueError):
 
 def run(command: Sweep) -> int:
     """Log the plan, train what the record does not have yet, and print the table."""
-    grid = chosen(command)
+    grid = customize_grid(command)
     folder = command.out or Path("runs") / grid.name
     path = command.record or folder / f"{grid.name}.json"
     check_target("--record", path)
-    here = hardware(find_device(command.device))
+    here = describe_hardware(find_device(command.device))
     record = open_record(path, grid, here)
     left = [one for one in grid.runs() if str(one[1]) not in record["rows"][one[0]]["runs"]]
-    jobs, made_by = command.jobs or cores(), commit()  # another than the record's, if it goes on
+    jobs = command.jobs or usable_cores()
+    made_by = source_commit()  # another than the record's, if it goes on
     if left:
         done = sum(len(row["runs"]) for row in record["rows"].values())
         log(f"{grid.name}: {len(grid.rows)} rows, {grid.seeds} seeds; {done} runs are in {path}")
-        seconds = estimate(record, left, folder, here) / min(jobs, len(left))
+        seconds = estimate_seconds(record, left, folder, here) / min(jobs, len(left))
         log(f"{len(left)} runs to go, {jobs} at a time: about {timedelta(seconds=round(seconds))}")
         if command.plan:
             return 0
         with tqdm(total=len(left), unit="run", disable=command.quiet or sys.stderr is None) as bar:
-            for row, seed, result in finished(left, folder, jobs, keep=command.keep):
-                with locked(folder, wait=True):  # another sweep may have added to the record
+            for row, seed, result in results_as_completed(left, folder, jobs, keep=command.keep):
+                with lock_folder(folder, wait=True):  # another sweep may have added to the record
                     record = open_record(path, grid) if path.exists() else record
                     other = {} if here == record["hardware"] else {"hardware": here}
                     made = {**result, "commit": made_by, **other}
@@ -92,7 +98,7 @@ def run(command: Sweep) -> int:
     return 0
 
 
-def chosen(command: Sweep) -> Grid:
+def customize_grid(command: Sweep) -> Grid:
     """Return the grid with what the command line changes."""
     changes: dict[str, Any] = {"device": command.device}
     changes |= {} if command.mirror is None else {"mirror": command.mirror}
@@ -102,16 +108,16 @@ def chosen(command: Sweep) -> Grid:
     rows = {row: grid.rows[row] for row in grid.rows if row in (command.rows or grid.rows)}
     for row, options in rows.items():
         try:
-            cost(options)
+            run_flops(options)
         except UsageError as error:
             raise UsageError(f"row {row}: {error}") from None
     return Grid(grid.name, rows, command.seeds or grid.seeds)
 
 
-def hardware(device: str) -> dict[str, str | None]:
+def describe_hardware(device: str) -> dict[str, str | None]:
     """Return on what the runs of a sweep are made."""
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
-    return {"processor": processor(), "gpu": gpu}
+    return {"processor": processor_name(), "gpu": gpu}
 
 
 def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -125,16 +131,16 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -
     record: dict[str, Any] = {
         "kind": "sweep",
         "command": command_line(),
-        "commit": commit(),
+        "commit": source_commit(),
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "versions": versions(),
+        "versions": package_versions(),
         "hardware": here,
         "search": {"beam": beam, "alpha": alpha},
         "rows": {},
     }
     if path.exists():
         try:
-            record = load_json(path)
+            record = load_object(path)
             usual = Options().described()  # of options that are younger than the record
             before = {row: {**usual, **found["options"]} for row, found in record["rows"].items()}
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -147,7 +153,7 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -
     return record
 
 
-def cost(options: Options) -> float:
+def run_flops(options: Options) -> float:
     """Return about how many operations a run's matrix products take."""
     config = model_config(options, shared=options.data.tokenizer != "words")
     optim = options.optim
@@ -160,7 +166,7 @@ def cost(options: Options) -> float:
     return 6.0 * tokens * sum(parameter.numel() for parameter in model.parameters())
 
 
-def estimate(
+def estimate_seconds(
     record: Mapping[str, Any], left: list[tuple[str, int, Options]], folder: Path,
     here: Mapping[str, Any],
 ) -> float:  # fmt: skip
@@ -171,7 +177,7 @@ def estimate(
     """
     options = {row: options for row, _, options in left}
     pace = [
-        (run["seconds"] + run["search_seconds"]) / cost(options[row])
+        (run["seconds"] + run["search_seconds"]) / run_flops(options[row])
         for row, found in record["rows"].items()
         if row in options
         for run in found["runs"].values()
@@ -184,11 +190,11 @@ def estimate(
         if trainer.state.updates < first.optim.updates:
             trainer.train(progress=False)
         each = trainer.state.update_seconds / max(1, trainer.state.updates)
-        pace = [each * first.optim.updates / cost(first)]
-    return fmean(pace) * sum(cost(each) for _, _, each in left)
+        pace = [each * first.optim.updates / run_flops(first)]
+    return fmean(pace) * sum(run_flops(each) for _, _, each in left)
 
 
-def finished(
+def results_as_completed(
     left: list[tuple[str, int, Options]], folder: Path, jobs: int, *, keep: bool
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Train and score, ``jobs`` at a time; go through the results as they come.
@@ -200,15 +206,15 @@ def finished(
     context.set_forkserver_preload([__name__])  # one process loads the libraries for all runs
     waiting = list(reversed(left))
     running: dict[Any, tuple[BaseProcess, str, int, Path]] = {}
-    threads = max(1, cores() // jobs)
+    threads = max(1, usable_cores() // jobs)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of the processes to come
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 row, seed, options = waiting.pop()
                 place = folder / f"{row}-{seed}"
-                begun = context.Process(target=work, args=(options, place, threads))
-                with undisturbed():  # one that is half started would tell of it
+                begun = context.Process(target=train_worker, args=(options, place, threads))
+                with defer_signals():  # one that is half started would tell of it
                     begun.start()
                     running[begun.sentinel] = (begun, row, seed, place)
             for sentinel in wait(list(running)):
@@ -219,7 +225,7 @@ def finished(
                         f"row {row}, seed {seed} failed; see {place / LOG}, mend it, and run the "
                         "same command again: it goes on from there"
                     )
-                yield row, seed, load_json(place / RESULT)
+                yield row, seed, load_object(place / RESULT)
                 if not keep:
                     shutil.rmtree(place)
     finally:
@@ -229,12 +235,12 @@ def finished(
             other.join()
 
 
-def work(options: Options, folder: Path, threads: int) -> None:
+def train_worker(options: Options, folder: Path, threads: int) -> None:
     """Train and score one run, in a process of its own; what it says goes to its log."""
     torch.set_num_threads(threads)
     folder.mkdir(parents=True, exist_ok=True)
     with (
-        handling(stop),
+        handle_signals(raise_interrupt),
         (folder / LOG).open("a", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
@@ -247,17 +253,17 @@ def work(options: Options, folder: Path, threads: int) -> None:
                 groups = (options.data, options.model, options.optim, options.run)
                 if status := train.run(Train(*groups, out=folder, quiet=True)):
                     raise SystemExit(status)
-            write_atomically(folder / RESULT, json.dumps(measure(options, folder)).encode())
+            write_atomically(folder / RESULT, json.dumps(score_run(options, folder)).encode())
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except Exception as error:
-            print_error(describe(error) or traceback.format_exc())
+            print_error(error_message(error) or traceback.format_exc())
             raise SystemExit(2) from None
 
 
-def measure(options: Options, folder: Path) -> dict[str, Any]:
+def score_run(options: Options, folder: Path) -> dict[str, Any]:
     """Return what a record keeps of a finished run, scored with the paper's search."""
-    record = load_json(folder / "record.json")
+    record = load_object(folder / "record.json")
     valid = load_tensors(folder / best_weights(folder), verify=False)[1]["valid_loss"]
     kept = {name: record[name] for name in ("parameters", "updates", "seconds", "flops")}
     if is_parser(language_codes(options.data.pair)):  # scored when it was trained
@@ -265,7 +271,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
         seconds = sum(found["seconds"] for found in scores.values())
         return {**kept, "search_seconds": seconds, "loss": valid, "split": test, **scores}
     system = load_system(folder)
-    move(system, find_device(options.run.device))
+    move_to_device(system, find_device(options.run.device))
     texts = train.load_texts(options.data, bar=False, warn=False)
     test = train.test_text(options.data, texts, bar=False)
     start = time.perf_counter()
@@ -276,17 +282,17 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
         "search_seconds": round(time.perf_counter() - start, 3),
         "loss": valid,
         "bleu": round(float(bleu_of_counts(counts.sum(0))), 2),
-        "counts": packed(counts),
+        "counts": encode_bleu_counts(counts),
     }
 
 
-def packed(counts: np.ndarray) -> str:
-    """Return BLEU's counts of all sentences ``(sentences, 10)`` as text, see :func:`unpacked`."""
+def encode_bleu_counts(counts: np.ndarray) -> str:
+    """Return BLEU's counts of all sentences ``(sentences, 10)`` as text."""
     return base64.b85encode(zlib.compress(counts.astype("<u2").tobytes(), 9)).decode()
 
 
-def unpacked(text: str) -> np.ndarray:
-    """Return what :func:`packed` made a text of."""
+def decode_bleu_counts(text: str) -> np.ndarray:
+    """Return what :func:`encode_bleu_counts` made a text of."""
     return np.frombuffer(zlib.decompress(base64.b85decode(text)), "<u2").reshape(-1, 10)
 
 
@@ -296,26 +302,26 @@ def show_table(record: Mapping[str, Any]) -> None:
     if not rows:
         return
     base = next(iter(rows.values()))
-    name = measured(next(iter(base.values())))[0]
+    name = main_score(next(iter(base.values())))[0]
     print_result(f"{'row':12} {'parameters':>12} {'perplexity':>12} {name:>7}   against the base")
     for row, runs in rows.items():
         loss = fmean(one["loss"] for one in runs.values())
-        score = fmean(measured(one)[1] for one in runs.values())
+        score = fmean(main_score(one)[1] for one in runs.values())
         size = next(iter(runs.values()))["parameters"]
         both = [seed for seed in runs if seed in base]
-        told = "" if runs is base else difference(base, runs, both)
+        told = "" if runs is base else score_difference(base, runs, both)
         print_result(f"{row:12} {size:12,} {math.exp(loss):12.3f} {score:7.2f}   {told}".rstrip())
 
 
-def measured(result: Mapping[str, Any]) -> tuple[str, float]:
+def main_score(result: Mapping[str, Any]) -> tuple[str, float]:
     """Return the name of a run's score and its value: BLEU, or F1 of constrained decoding."""
     return ("F1", result["constrained"]["f1"]) if "free" in result else ("BLEU", result["bleu"])
 
 
-def difference(base: Mapping[str, Any], runs: Mapping[str, Any], seeds: list[str]) -> str:
+def score_difference(base: Mapping[str, Any], runs: Mapping[str, Any], seeds: list[str]) -> str:
     """Return the mean difference in BLEU or F1 over paired seeds, with its 95 % interval."""
-    found = [measured(runs[seed])[1] - measured(base[seed])[1] for seed in seeds]
+    found = [main_score(runs[seed])[1] - main_score(base[seed])[1] for seed in seeds]
     if len(found) < 2:
         return ""
-    told, name = judge(found), measured(base[seeds[0]])[0]
+    told, name = judge_claim(found), main_score(base[seeds[0]])[0]
     return f"{told.mean:+.2f} {name} ({told.low:+.2f} to {told.high:+.2f})"

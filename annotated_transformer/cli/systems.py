@@ -80,7 +80,7 @@ def open_system(folder: Path, search: Search) -> tuple[System, str]:
     weights = AVERAGED if search.averaged else WEIGHTS if search.best else BEST
     system = load_system(folder, weights=weights)
     at_most("--beam", search.beam, system)
-    move(system, device, search.precision)
+    move_to_device(system, device, search.precision)
     return system, best_weights(folder) if weights == BEST else weights
 
 
@@ -118,7 +118,7 @@ def open_pretrained(search: Search) -> tuple[System, Pretrained]:
     found = load_pretrained()
     system = found.system
     at_most("--beam", search.beam, system)
-    move(system, device, search.precision)
+    move_to_device(system, device, search.precision)
     return system, found
 
 
@@ -128,7 +128,7 @@ def at_most(option: str, value: int | None, system: System) -> None:
         raise UsageError(f"{option} {value}: must be at most {size}, the size of the vocabulary")
 
 
-def move(system: System, device: str, precision: DecodingPrecision = "float32") -> None:
+def move_to_device(system: System, device: str, precision: DecodingPrecision = "float32") -> None:
     """Move a system to a device, where it decodes in a precision; configure a CPU's products.
 
     Raises:

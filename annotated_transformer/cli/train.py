@@ -28,8 +28,8 @@ from annotated_transformer.engine.config import (
     DataOptions,
     Options,
     UsageError,
-    defaults,
-    flag,
+    default_options,
+    option_flag,
 )
 from annotated_transformer.engine.devices import describe_rate
 from annotated_transformer.engine.parser import score_parser
@@ -61,12 +61,12 @@ def run(command: Train) -> int:
         products = prepare_cpu()
         trainer = Trainer(options, folder, texts, world)
         if world.main:
-            introduce(trainer, texts, products)
+            log_plan(trainer, texts, products)
         finished = trainer.train(progress=bar)
     stopped = trainer.stopped
     if not world.main:
         return 0 if stopped is None else 128 + stopped
-    log(pace(trainer))
+    log(throughput_summary(trainer))
     if not finished:
         how = "stopped" if stopped is None else "interrupted"
         done = trainer.state.updates
@@ -132,16 +132,18 @@ def prepared_options(options: Options, corpus: Prepared, recipe: str | None = No
         raise UsageError("--size: not for a prepared corpus; prepare a smaller one")
     pair = "-".join(corpus.languages)
     said = {"recipe": recipe, "corpus": "prepared", "pair": pair, "preset": options.model.preset}
-    usual = defaults(said).data
+    usual = default_options(said).data
     names = ("pair", "tokenizer", "vocabulary", "max_len")
     decided = {name: getattr(corpus.options, name) for name in names}
     for name, value in decided.items():
         if (given := getattr(data, name)) not in (value, getattr(usual, name)):
-            raise UsageError(f"{flag(name)} {given}: {corpus.folder} was prepared with {value}")
+            raise UsageError(
+                f"{option_flag(name)} {given}: {corpus.folder} was prepared with {value}"
+            )
     return options.replace(**decided)
 
 
-def introduce(trainer: Trainer, texts: Texts, products: Products) -> None:
+def log_plan(trainer: Trainer, texts: Texts, products: Products) -> None:
     """Log what is about to be trained."""
     for text in () if isinstance(texts, Prepared) else texts:
         if report := text.report():
@@ -162,7 +164,7 @@ def introduce(trainer: Trainer, texts: Texts, products: Products) -> None:
     log(f"{len(trainer.pairs)} sentence pairs, checkpoints in {trainer.folder}")
 
 
-def pace(trainer: Trainer) -> str:
+def throughput_summary(trainer: Trainer) -> str:
     """Return a run's speed, its total time at this speed, and its validation loss."""
     state, updates = trainer.state, trainer.options.optim.updates
     seconds = max(state.update_seconds, 1e-9)

@@ -15,10 +15,10 @@ from annotated_transformer.cli.options import Parse, Sampled, Translate
 from annotated_transformer.cli.output import (
     STANDARD,
     check_target,
-    deliver,
     has_bar,
     log,
     print_error,
+    write_document,
 )
 from annotated_transformer.cli.systems import at_most, beam_and_alpha, open_pretrained, open_systems
 from annotated_transformer.data.files import CorpusError
@@ -37,7 +37,7 @@ MOST_TOLD = 5  # reported lines with unknown words, and words per line
 
 def run(command: Translate) -> int:
     """Translate the input, and write the output when all of it is done, or line by line."""
-    folder, source = places(command)
+    folder, source = split_arguments(command)
     folders = [] if folder is None else [folder, *command.ensemble]
     own = [path for each in folders for path in files_of(each)] or FOLDER.iterdir()
     check_target("--output", command.output, source, *own)
@@ -55,12 +55,12 @@ def run(command: Translate) -> int:
         at_most("--n-best", command.n_best, system)
     decoder = Decoder(command, system, sampling, pretrained)
     if (read := live_input(command, source)) is not None:
-        count = answer(command, decoder, read)
+        count = translate_stream(command, decoder, read)
     else:
         lines, name = read_text(source, "" if folder else ", in German or English")
         bar = has_bar(command.quiet, command.output)
         text, count = decoder.decode(lines, name, progress=bar), len(lines)
-        deliver(text, command.output)
+        write_document(text, command.output)
         decoder.warn(lines, name)
     if not command.quiet:
         log(f"translated {count} line{'s' * (count != 1)} by {by}")
@@ -147,7 +147,7 @@ def read_ready(descriptor: int, size: int) -> bytes:
     return os.read(descriptor, size)
 
 
-def answer(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -> int:
+def translate_stream(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -> int:
     """Translate lines as they come, and return their number.
 
     A batch is what has come while the last one was translated. With ``--interactive``, each line
@@ -158,25 +158,25 @@ def answer(command: Translate, decoder: Decoder, read: Callable[[int], bytes]) -
         languages = "" if decoder.pretrained is None else ", in German or English"
         log(f"enter one sentence per line{languages}; Ctrl-D ends")
         asks = command.interactive
-    prompt(asks)
+    show_prompt(asks)
     for chunk in live_lines(read, name, print_error if command.interactive else None):
         for lines in [[line] for line in chunk] if command.interactive else [chunk]:
             decoder.warn(lines, name, count + 1)
             try:
-                deliver(decoder.decode(lines, name, first=count + 1), command.output)
+                write_document(decoder.decode(lines, name, first=count + 1), command.output)
             except CorpusError as error:
                 if not command.interactive:
                     raise
                 print_error(error)
-                deliver("\n", command.output)  # an answer for each line
+                write_document("\n", command.output)  # an answer for each line
             count += len(lines)
-        prompt(asks)
+        show_prompt(asks)
     if asks:
         log("")
     return count
 
 
-def prompt(asks: bool) -> None:
+def show_prompt(asks: bool) -> None:
     """Show that a line is expected, if a terminal asks."""
     if asks and sys.stderr is not None:
         with contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ def files_of(folder: Path) -> Iterator[Path]:
     return (path for kind in ("json", "safetensors") for path in folder.glob(f"*.{kind}"))
 
 
-def places(command: Translate | Parse) -> tuple[Path | None, Path]:
+def split_arguments(command: Translate | Parse) -> tuple[Path | None, Path]:
     """Return the folder of the system, if given, and the text.
 
     A single argument that is ``-`` or a file is the text, because a system is a folder.

@@ -14,11 +14,11 @@ from pathlib import Path
 from annotated_transformer.data.files import (
     CorpusError,
     digest_of,
-    locked,
+    lock_folder,
     not_written,
     write_atomically,
 )
-from annotated_transformer.data.text import DAMAGED, reading
+from annotated_transformer.data.text import DAMAGED, reading_errors
 
 MAX_BYTES = 64 * 2**30  # default limit on an archive's unpacked size
 MAX_FILES = 10_000
@@ -26,7 +26,7 @@ MAX_FILES = 10_000
 BROKEN = (*DAMAGED, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, RuntimeError)
 
 
-def unpack(
+def unpack_archive(
     archive: str | Path, folder: str | Path, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
 ) -> Path:
     """Unpack the plain files of a tar or zip archive into a folder, never outside it.
@@ -50,7 +50,7 @@ def unpack(
     part = folder.with_name(f".{folder.name}.part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.parent, wait=True), contextlib.ExitStack() as stack:
+        with lock_folder(folder.parent, wait=True), contextlib.ExitStack() as stack:
             if not folder.exists():  # otherwise another process has unpacked it
                 shutil.rmtree(part, ignore_errors=True)
                 stack.callback(shutil.rmtree, part, ignore_errors=True)
@@ -109,7 +109,7 @@ def _extract(archive: Path, folder: Path, max_bytes: int, max_files: int) -> Non
         raise CorpusError(f"{archive}, member {name}: refused because {reason}")
 
 
-def locate(path: str | Path, unpacked: str | Path) -> Path:
+def locate_file(path: str | Path, unpacked: str | Path) -> Path:
     """Return the path of a regular file with the given contents, which can be read repeatedly.
 
     Args:
@@ -122,7 +122,7 @@ def locate(path: str | Path, unpacked: str | Path) -> Path:
         FileError: The contents of a pipe cannot be written.
     """
     path, unpacked = Path(path), Path(unpacked)
-    with reading(path):
+    with reading_errors(path):
         if path.is_file():
             return path
         if path.is_fifo():
@@ -135,7 +135,7 @@ def locate(path: str | Path, unpacked: str | Path) -> Path:
             raise CorpusError(f"{path}: no such file; check the path")
         inside = path.relative_to(archive)
         key = f"{archive.name}-{digest_of(archive)[:16]}"  # the name alone is not unique
-    found = unpack(archive, unpacked / key) / inside
+    found = unpack_archive(archive, unpacked / key) / inside
     if not found.is_file():
         raise CorpusError(f"{archive}: has no member {inside.as_posix()}; check the path")
     return found

@@ -15,7 +15,7 @@ from annotated_transformer.data.corpora import (
     ParallelText,
     Preparation,
     check_segments,
-    counted,
+    line_note,
     open_side,
 )
 from annotated_transformer.data.files import CorpusError
@@ -41,7 +41,7 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
         target: The file in the second language.
 
     Returns:
-        For each side a name and its lines, as ``clean`` takes them. If lines are not
+        For each side a name and its lines, as ``clean_pairs`` takes them. If lines are not
         numbered as in the file, the name says so.
 
     Raises:
@@ -51,7 +51,10 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
     sides = (open_side(path, errors="surrogateescape") for path in (source, target))
     (one, names), (two, others) = sides
     check_segments(source, target, names, others)
-    return (Path(source).name + counted(source), one), (Path(target).name + counted(target), two)
+    return (Path(source).name + line_note(source), one), (
+        Path(target).name + line_note(target),
+        two,
+    )
 
 
 def drop_reason(source: str, target: str, options: Preparation | None = None) -> str:
@@ -77,7 +80,7 @@ def drop_reason(source: str, target: str, options: Preparation | None = None) ->
     return ""
 
 
-def fingerprints(pairs: Pairs) -> NDArray[np.uint64]:
+def pair_hashes(pairs: Pairs) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each pair."""
     digests = [
         hashlib.blake2b(f"{a}\n{b}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
@@ -151,7 +154,7 @@ class CleaningReport:
         yield from (f"  {note}" for note in self.notes)
 
 
-def clean(
+def clean_pairs(
     source: Side,
     target: Side,
     report: CleaningReport,
@@ -181,7 +184,7 @@ def clean(
             report.note_drift(message, options)
             fits = False  # once is enough
         block = [(a.strip(), b.strip()) for a, b in block]
-        for pair, is_new in zip(block, seen.add(fingerprints(block)).tolist(), strict=True):
+        for pair, is_new in zip(block, seen.add(pair_hashes(block)).tolist(), strict=True):
             number += 1
             reason = drop_reason(*pair, options)
             if not (reason or is_new or options.keep_duplicates):

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from annotated_transformer.data.archives import locate
-from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
+from annotated_transformer.data.archives import locate_file
+from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch_file
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
 from annotated_transformer.data.text import PACKED_NAME, Digest, read_lines, stream_lines
@@ -29,7 +29,7 @@ class ParallelText:
         target: Their translations, in the same order.
         origin: Where the text came from, in one line.
         checksums: File names with the SHA-256 of their bytes.
-        blank: The line numbers, from 1, of pairs dropped because a side was blank; ``counted``
+        blank: The line numbers, from 1, of pairs dropped because a side was blank; ``line_note``
             says which lines of a file are numbered. Numbers continue across several files.
     """
 
@@ -65,7 +65,7 @@ class ParallelText:
     def line_note(self, side: int) -> str:
         """Return a note on which lines of a side are numbered; empty if all are, in one file."""
         files = self.checksums[side::2]
-        return counted(files[0][0]) if len(files) == 1 else " (of all files together)"
+        return line_note(files[0][0]) if len(files) == 1 else " (of all files together)"
 
 
 PAIR = re.compile(r"([A-Za-z]{2,8})-([A-Za-z]{2,8})")
@@ -166,7 +166,7 @@ def text_format(path: str | Path) -> str:
     return "tags" if name.startswith("train.tags.") else "lines"
 
 
-def counted(path: str | Path) -> str:
+def line_note(path: str | Path) -> str:
     """Return a note on which lines of a file are counted; empty if all are."""
     kinds = {"segments": " (segments alone)", "tags": " (without tags)", "lines": ""}
     return kinds[text_format(path)]
@@ -243,8 +243,8 @@ def read_parallel(
     check_segments(source, target, names, other_names)
     if len(first) != len(second):
         raise CorpusError(
-            f"{source}{counted(source)} has {len(first)} lines and {target}{counted(target)} has "
-            f"{len(second)}: line {min(len(first), len(second)) + 1} has no partner; "
+            f"{source}{line_note(source)} has {len(first)} lines and {target}{line_note(target)} "
+            f"has {len(second)}: line {min(len(first), len(second)) + 1} has no partner; "
             "line n of one file must translate line n of the other"
         )
     pairs = list(zip(first, second, strict=True))
@@ -254,7 +254,7 @@ def read_parallel(
         pairs = [pair for pair in pairs if all(map(str.strip, pair))]
     if not pairs:
         raise CorpusError(
-            f"{source}{counted(source)}, line 1: every pair has a blank side; give another text"
+            f"{source}{line_note(source)}, line 1: every pair has a blank side; give another text"
         )
     sides = tuple(one for one, _ in pairs), tuple(other for _, other in pairs)
     checksums = (Path(source).name, digest), (Path(target).name, other_digest)
@@ -348,10 +348,10 @@ def corpus_files(
     parts = _places(name, *_check_names(name, pair, split), split)
 
     def find(place: Place) -> Path:
-        path, inside = fetch(place[0], mirror=mirror, cache=cache, progress=progress), place[1]
+        path, inside = fetch_file(place[0], mirror=mirror, cache=cache, progress=progress), place[1]
         if not inside:
             return path
-        return locate(f"{path}{inside}", Path(cache or cache_folder()) / "unpacked" / name)
+        return locate_file(f"{path}{inside}", Path(cache or cache_folder()) / "unpacked" / name)
 
     return [(find(one), find(other)) for one, other in parts]
 
@@ -373,8 +373,8 @@ def load_corpus(
         name: One of ``CORPORA``: ``grammar`` (built in, no network), ``multi30k`` ...
         pair: Source and target language, such as ``de-en``.
         split: One of ``CORPORA[name]``.
-        mirror: A folder with the corpus's files, see ``fetch``.
-        cache: The folder for downloads, see ``fetch``.
+        mirror: A folder with the corpus's files, see ``fetch_file``.
+        cache: The folder for downloads, see ``fetch_file``.
         size: Use only the first ``size`` pairs.
         seed: The seed of the grammar.
         progress: Show a progress bar while downloading.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from annotated_transformer.data.cleaning import CleaningReport, clean, stream_sides
+from annotated_transformer.data.cleaning import CleaningReport, clean_pairs, stream_sides
 from annotated_transformer.data.corpora import ParallelText, Preparation
 from annotated_transformer.data.files import CorpusError
 
@@ -72,7 +72,7 @@ class _Examples(CleaningReport):
         self.drop(DRIFT, "", int(place.split()[-1]))
 
 
-def diagnose(
+def diagnose_corpus(
     source: str | Path,
     target: str | Path,
     *,
@@ -98,7 +98,7 @@ def diagnose(
     report = _Examples(most=examples)
     one, two = itertools.tee(_paired(first[1], second[1], valid, report))
     sides = (first[0], (a for a, _ in one)), (second[0], (b for _, b in two))
-    for _ in clean(*sides, report, options):
+    for _ in clean_pairs(*sides, report, options):
         pass
     if not report.pairs:
         empty = target if "source" in report.details.get(ALONE, "") else source

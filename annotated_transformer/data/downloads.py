@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.data.files import CorpusError, digest_of, locked, not_written, regular
-from annotated_transformer.data.text import is_page, open_packed, reading
+from annotated_transformer.data.files import (
+    CorpusError,
+    digest_of,
+    lock_folder,
+    not_written,
+    regular_file,
+)
+from annotated_transformer.data.text import is_page, open_packed, reading_errors
 
 DATA_VARIABLE = "ANNOTATED_TRANSFORMER_DATA"
 MAX_BYTES = 64 * 2**30  # limit on the size of a download, packed or unpacked
@@ -49,7 +55,7 @@ def cache_folder() -> Path:
     return Path(base) / "annotated-transformer"
 
 
-def fetch(
+def fetch_file(
     file: RemoteFile,
     *,
     mirror: str | Path | None = None,
@@ -78,7 +84,7 @@ def fetch(
         if path.exists() and not _fault(path, file):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.parent, wait=True):
+        with lock_folder(path.parent, wait=True):
             if path.exists() and not _fault(path, file):  # another process has downloaded it
                 return path
             _download(file, part, progress)
@@ -95,7 +101,7 @@ def fetch(
 
 def _mirrored(file: RemoteFile, mirror: str | Path) -> Path | None:
     copy = Path(mirror) / file.path
-    with reading(mirror):
+    with reading_errors(mirror):
         if not Path(mirror).is_dir():
             raise CorpusError(f"{mirror}: no such folder; correct --mirror or {DATA_VARIABLE}")
         if not copy.exists():
@@ -109,7 +115,7 @@ def _fault(path: Path, file: RemoteFile) -> str:
     """Return why a file is not the expected one; empty if no fault is found."""
     name, expected = file.path, file.digest
     try:
-        with reading(name), regular(path).open("rb") as opened:
+        with reading_errors(name), regular_file(path).open("rb") as opened:
             size, head = path.stat().st_size, opened.read(512)
             if expected:
                 kind = "md5" if len(expected) == 32 else "sha256"

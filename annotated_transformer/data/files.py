@@ -40,15 +40,19 @@ def not_read(error: OSError, path: str | Path, remedy: str) -> str:
     return f"{path}: cannot be read: {error.strerror or error}; {remedy}"
 
 
-def parse_json(text: str | bytes, **hooks: Any) -> Any:
-    """Parse JSON, as ``json.loads``; raise ValueError if it is invalid or nested too deeply."""
+def parse_object(text: str | bytes, **hooks: Any) -> dict[str, Any]:
+    """Parse a JSON object, as ``json.loads``; raise ValueError for anything else."""
     try:
-        return json.loads(text, **hooks)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        found = json.loads(text, **hooks)
+    except (ValueError, RecursionError) as error:
+        deep = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"not JSON: {deep}") from None
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found
 
 
-def regular(path: str | Path) -> Path:
+def regular_file(path: str | Path) -> Path:
     """Return a path, but raise OSError for a pipe or a device, which might never come to an end."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -56,9 +60,9 @@ def regular(path: str | Path) -> Path:
     return Path(path)
 
 
-def load_json(path: str | Path) -> Any:
-    """Load a file, see :func:`regular` and :func:`parse_json`."""
-    return parse_json(regular(path).read_bytes())
+def load_object(path: str | Path) -> dict[str, Any]:
+    """Load a file, see :func:`regular_file` and :func:`parse_object`."""
+    return parse_object(regular_file(path).read_bytes())
 
 
 def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
@@ -72,7 +76,7 @@ def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
         OSError: The file cannot be read.
     """
     digest = hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
-    with regular(path).open("rb") as file:
+    with regular_file(path).open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -116,7 +120,7 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: str | Path, *, wait: bool) -> Iterator[None]:
+def lock_folder(folder: str | Path, *, wait: bool) -> Iterator[None]:
     """Lock a folder for this process, on systems that support it.
 
     Nothing is written: the system keeps the lock, and releases it when the process ends.

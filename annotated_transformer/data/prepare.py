@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from annotated_transformer.data.archives import locate
+from annotated_transformer.data.archives import locate_file
 from annotated_transformer.data.cleaning import (
     CleaningReport,
     FingerprintSet,
     Pairs,
-    clean,
+    clean_pairs,
     find_drift,
     note_overlap,
     stream_sides,
@@ -43,10 +43,10 @@ from annotated_transformer.data.corpora import ParallelText, Preparation, read_p
 from annotated_transformer.data.files import (
     CorpusError,
     digest_of,
-    load_json,
-    locked,
+    load_object,
+    lock_folder,
     not_written,
-    regular,
+    regular_file,
     remove_leftovers,
     write_atomically,
     write_json,
@@ -60,7 +60,7 @@ from annotated_transformer.data.prepared import (
 )
 from annotated_transformer.data.shards import Shard, token_type, write_shard
 from annotated_transformer.data.symbols import load_any_tokenizer
-from annotated_transformer.data.text import reading, stream_lines
+from annotated_transformer.data.text import reading_errors, stream_lines
 from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, TokenizerError
 
 SHARD_SIZE = 50_000  # pairs; a few seconds of work for one process
@@ -70,7 +70,7 @@ Files = Mapping[str, Sequence[tuple[Path, Path]]]  # by split: source and target
 Log = Callable[[str], None]
 
 
-def prepare(
+def prepare_corpus(
     folder: str | Path,
     files: Files,
     options: Preparation,
@@ -86,7 +86,7 @@ def prepare(
         folder: The output folder.
         files: Source and target files of each split; ``train`` is cleaned, the others are
             for evaluation and keep every line. A path may continue inside an archive, or be a
-            named pipe, see ``locate``.
+            named pipe, see ``locate_file``.
         options: The options of the preparation.
         workers: Number of encoding processes, by default one per processor. It does not
             change the result.
@@ -104,7 +104,7 @@ def prepare(
     folder = Path(folder)
     try:
         check_preparation(folder, options)
-        find = functools.partial(locate, unpacked=folder / "unpacked")
+        find = functools.partial(locate_file, unpacked=folder / "unpacked")
         files = {split: [(find(a), find(b)) for a, b in pairs] for split, pairs in files.items()}
         plan = _plan(files, options, shard_size)
         with _lock(folder):
@@ -140,7 +140,7 @@ def _lock(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(folder, wait=False))
+            stack.enter_context(lock_folder(folder, wait=False))
         except BlockingIOError:
             raise CorpusError(f"{folder}: another process is preparing it; wait for it") from None
         yield
@@ -151,7 +151,7 @@ def _plan(files: Files, options: Preparation, shard_size: int) -> dict[str, Any]
 
     def described(path: Path) -> dict[str, str]:
         next(stream_lines(path), "")  # checks that it exists and is text
-        with reading(path):
+        with reading_errors(path):
             return {"file": path.name, "sha256": digest_of(path)}
 
     sources = {split: [[*map(described, pair)] for pair in pairs] for split, pairs in files.items()}
@@ -165,7 +165,7 @@ def _check_plan(folder: Path, plan: Mapping[str, Any], log: Log) -> None:
         CorpusError: The folder has a corpus of another plan, or other contents.
     """
     try:
-        before = load_json(folder / "plan.json")
+        before = load_object(folder / "plan.json")
         # An older version had fewer options and behaved like their present defaults.
         before["options"] = {**asdict(Preparation()), **before["options"]}
     except FileNotFoundError:
@@ -222,7 +222,7 @@ class _Job:
         """Write the cleaned text of every split; return a report for each."""
         done = folder / "reports.json"
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-            return checked_reports(load_json(done), self.files)
+            return checked_reports(load_object(done), self.files)
         shutil.rmtree(folder, ignore_errors=True)
         held_out: dict[str, ParallelText] = {}
         reports: dict[str, CleaningReport] = {}
@@ -234,7 +234,9 @@ class _Job:
             for _ in note_overlap(held_out[one], one, {two: held_out[two]}, reports[two].notes):
                 pass
         report, seen, sources = CleaningReport(), FingerprintSet(), self.files["train"]
-        cleaned = (clean(*stream_sides(*paths), report, self.options, seen) for paths in sources)
+        cleaned = (
+            clean_pairs(*stream_sides(*paths), report, self.options, seen) for paths in sources
+        )
         rows = itertools.chain.from_iterable(cleaned)
         bar = tqdm(rows, "cleaning", unit=" pairs", unit_scale=True, disable=not self.shown)
         pairs = note_overlap(bar, "the training text", held_out, report.notes)
@@ -326,7 +328,7 @@ def write_text(pairs: Pairs, folder: Path, split: str, size: int) -> None:
 
 def read_text(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a file that ``write_text`` wrote."""
-    with regular(path).open(encoding="utf-8", newline="\n") as file:
+    with regular_file(path).open(encoding="utf-8", newline="\n") as file:
         for source, target in zip(file, file, strict=True):
             yield source[:-1], target[:-1]
 

@@ -13,9 +13,9 @@ from annotated_transformer.data.corpora import (
     language_codes,
     read_parallel,
 )
-from annotated_transformer.data.files import CorpusError, digest_of, parse_json, regular
+from annotated_transformer.data.files import CorpusError, digest_of, parse_object, regular_file
 from annotated_transformer.data.shards import PREPARE_AGAIN, Shard, TokenPairs
-from annotated_transformer.data.text import reading
+from annotated_transformer.data.text import reading_errors
 from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
 
 FORMAT = 2  # of the folder
@@ -81,12 +81,12 @@ class Prepared:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         path = self.folder / "prepared.json"
-        with reading(path):
+        with reading_errors(path):
             if not path.exists():
                 raise CorpusError(f"{self.folder}: not prepared completely; run prepare first")
-            raw = regular(path).read_bytes()
+            raw = regular_file(path).read_bytes()
         try:
-            data = parse_json(raw)
+            data = parse_object(raw)
             plan = data["plan"]
             if plan["format"] != FORMAT:
                 raise ValueError(f"format {plan['format']!r}, this version reads {FORMAT}")
@@ -105,7 +105,7 @@ class Prepared:
                 f"{path}: damaged, or from another version ({error}); {PREPARE_AGAIN}"
             ) from None
         path = self.folder / "tokenizer.json"
-        with reading(path):
+        with reading_errors(path):
             found = digest_of(path)
         if found != tokenizer:  # one of the same size would take the ids for other words
             raise CorpusError(

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from annotated_transformer.data.files import CorpusError, parse_json, regular, write_atomically
+from annotated_transformer.data.files import (
+    CorpusError,
+    parse_object,
+    regular_file,
+    write_atomically,
+)
 from annotated_transformer.training.batches import Batch, make_batch
 
 PREPARE_AGAIN = "delete the folder and prepare the corpus again"
@@ -90,8 +95,8 @@ class Shard:
         """
         try:
             # Tensors are memory-mapped; safetensors.numpy would read the whole file.
-            with safe_open(regular(path), framework="pt") as file:
-                header: dict[str, Any] = parse_json(file.metadata()["data"])
+            with safe_open(regular_file(path), framework="pt") as file:
+                header: dict[str, Any] = parse_object(file.metadata()["data"])
                 tokens, offsets = (file.get_tensor(name).numpy() for name in ("tokens", "offsets"))
             kinds = offsets.dtype, offsets.ndim, tokens.dtype.kind, tokens.ndim
             rising = not offsets[0] and bool((offsets[1:] >= offsets[:-1]).all())

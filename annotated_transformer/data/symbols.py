@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from annotated_transformer.data.files import load_json
+from annotated_transformer.data.files import load_object
 from annotated_transformer.notation import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from annotated_transformer.translation.tokenizers import (
     FIRST,
@@ -20,7 +20,7 @@ KIND = "symbols"
 ENDINGS = "ing ed ly ion er est ity al able ous s y".split()
 
 
-def shape(word: str) -> str:
+def word_shape(word: str) -> str:
     """Return what stands for a rare word: its capitals, digits and hyphen, and its ending."""
     if re.fullmatch(r"[\d.,:/\\-]*\d[\d.,:/\\-]*", word):
         return "<number>"
@@ -55,7 +55,9 @@ class SymbolTokenizer(Numbered):
 
     def encode(self, text: str) -> list[int]:
         """Return a number for each symbol: if it is not known that of its shape, or UNK."""
-        return [self._ids.get(each) or self._ids.get(shape(each), UNK) for each in text.split()]
+        return [
+            self._ids.get(each) or self._ids.get(word_shape(each), UNK) for each in text.split()
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the symbols with blanks between; padding, beginning and end are left out."""
@@ -78,7 +80,7 @@ def load_any_tokenizer(path: str | Path) -> Tokenizer:
         TokenizerError: If the file is missing or damaged.
     """
     try:
-        data = load_json(path)
+        data = load_object(path)
         ours = data["kind"] == KIND and data["format"] == FORMAT
     except OSError as error:
         raise TokenizerError(f"{path}: cannot be read: {error.strerror or error}") from None

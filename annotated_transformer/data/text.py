@@ -65,7 +65,7 @@ def is_page(head: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def reading(name: str | Path) -> Iterator[None]:
+def reading_errors(name: str | Path) -> Iterator[None]:
     """Convert errors while reading a file into a CorpusError that names it."""
     try:
         yield
@@ -134,7 +134,7 @@ def stream_lines(
             of more than ``MAX_LINE`` bytes, or has bytes that are NUL or not UTF-8.
     """
     name = name or str(source)
-    with contextlib.ExitStack() as stack, reading(name):
+    with contextlib.ExitStack() as stack, reading_errors(name):
         if isinstance(source, (str, Path)):
             source = stack.enter_context(Path(source).open("rb"))
         content = open_packed(source, name, digest)
@@ -165,7 +165,7 @@ def live_lines(
     Raises:
         CorpusError: As in :func:`stream_lines`; the lines before the bad one are yielded first.
     """
-    with reading(name):
+    with reading_errors(name):
         data = read(1 << 16)
         if is_page(data[:512]) or any(start.match(data) for start, _ in PACKED):
             data += b"".join(iter(lambda: read(1 << 16), b""))

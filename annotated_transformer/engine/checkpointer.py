@@ -10,20 +10,25 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from annotated_transformer.data.files import locked, not_written, remove_leftovers, write_atomically
+from annotated_transformer.data.files import (
+    lock_folder,
+    not_written,
+    remove_leftovers,
+    write_atomically,
+)
 from annotated_transformer.engine.checkpoints import (
     AVERAGED,
     WEIGHTS,
     CheckpointError,
     check_fingerprint,
-    damaged,
+    damaged_error,
+    list_snapshots,
     load_tensors,
-    numbered,
+    numbered_files,
     restore_run,
     run_tensors,
     save_tensors,
     save_weights,
-    snapshots,
 )
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.state import Checkpoint, TrainState
@@ -34,7 +39,7 @@ from annotated_transformer.training.distributed import DistributedWorld
 
 def checkpoint_paths(folder: str | Path) -> list[Path]:
     """Return the checkpoints that a run can resume from, oldest first."""
-    return numbered(Path(folder) / "training")
+    return numbered_files(Path(folder) / "training")
 
 
 def read_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, Any], Checkpoint]:
@@ -47,7 +52,7 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, Any],
     try:
         return tensors, from_dict(Checkpoint, data)
     except TypeError as error:
-        raise damaged(path, error) from None
+        raise damaged_error(path, error) from None
 
 
 def read_state(folder: str | Path) -> TrainState | None:
@@ -107,7 +112,7 @@ class Checkpointer:
         lock = contextlib.ExitStack()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(locked(self.folder, wait=False))
+            lock.enter_context(lock_folder(self.folder, wait=False))
         except BlockingIOError:
             raise UsageError(
                 f"{self.folder}: another process is training in this folder; wait until it ends, "
@@ -144,7 +149,7 @@ class Checkpointer:
     def begin(self, update: int) -> None:
         """Delete snapshots made after ``update``; mark a new folder as this run's."""
         if self.world.main:
-            for path in snapshots(self.folder):
+            for path in list_snapshots(self.folder):
                 if int(path.stem) > update:  # of a killed run, perhaps with other options
                     path.unlink()
             if not checkpoint_paths(self.folder):
@@ -190,5 +195,5 @@ class Checkpointer:
         """Save the weights for averaging, and delete all but the last ``keep`` snapshots."""
         path = self.folder / "snapshots" / f"{update:08d}.safetensors"
         save_weights(system, path, write=self.world.main, update=update)
-        for old in snapshots(self.folder)[:-keep] if self.world.main else ():
+        for old in list_snapshots(self.folder)[:-keep] if self.world.main else ():
             old.unlink()

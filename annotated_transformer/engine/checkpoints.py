@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from annotated_transformer.data.files import (
     FileError,
-    load_json,
+    load_object,
     not_read,
-    regular,
+    regular_file,
     write_atomically,
 )
 from annotated_transformer.data.symbols import load_any_tokenizer
 from annotated_transformer.engine.config import check_sizes
-from annotated_transformer.engine.system import ARCHITECTURES, System, architecture
-from annotated_transformer.engine.typed import typed
+from annotated_transformer.engine.system import ARCHITECTURES, System, architecture_name
+from annotated_transformer.engine.typed import convert_json
 from annotated_transformer.training.distributed import DistributedWorld, full_tensor, shard_like
 from annotated_transformer.translation.tokenizers import TokenizerError
 
@@ -39,13 +39,13 @@ class CheckpointError(FileError):
     """A checkpoint cannot be read or written; the message names the file and the remedy."""
 
 
-def damaged(path: str | Path, reason: object) -> CheckpointError:
+def damaged_error(path: str | Path, reason: object) -> CheckpointError:
     """Return the error for a file with invalid contents."""
     words = " ".join(str(reason).split()) or type(reason).__name__
     return CheckpointError(f"{path}: damaged ({words}); restore it, or delete it and train again")
 
 
-def unreadable(path: str | Path, error: OSError) -> CheckpointError:
+def unreadable_error(path: str | Path, error: OSError) -> CheckpointError:
     """Return the error for a file that cannot be read."""
     remedy = "copy the whole folder of the run, or train again"
     return CheckpointError(not_read(error, path, remedy))
@@ -54,7 +54,7 @@ def unreadable(path: str | Path, error: OSError) -> CheckpointError:
 # --- tensors ---------------------------------------------------------------------------------
 
 
-def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+def state_digest(tensors: Mapping[str, Tensor], text: str) -> str:
     """Return the SHA-256 of a text and of tensors, including their names, dtypes and shapes."""
     found = hashlib.sha256(text.encode())
     for name in sorted(tensors):
@@ -69,7 +69,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(dict(data))
     # A single entry, because safetensors writes several in an order that varies between runs.
-    header = {"data": json.dumps({"sha256": digest(plain, text), "json": text})}
+    header = {"data": json.dumps({"sha256": state_digest(plain, text), "json": text})}
     write_atomically(path, save(plain, header))
 
 
@@ -82,16 +82,16 @@ def load_tensors(
         CheckpointError: The file is missing, truncated or altered.
     """
     try:
-        with regular(path).open("rb"), safe_open(path, framework="pt") as file:
+        with regular_file(path).open("rb"), safe_open(path, framework="pt") as file:
             header = json.loads(file.metadata()["data"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if verify and digest(tensors, header["json"]) != header["sha256"]:
+        if verify and state_digest(tensors, header["json"]) != header["sha256"]:
             raise ValueError("the contents do not match the digest in the header")
         return tensors, dict(json.loads(header["json"]))
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
     except Exception as error:  # safetensors has exceptions of its own
-        raise damaged(path, error) from None
+        raise damaged_error(path, error) from None
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -126,10 +126,10 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Pa
 # --- systems ---------------------------------------------------------------------------------
 
 
-def seal(data: Mapping[str, Any]) -> bytes:
+def json_with_digest(data: Mapping[str, Any]) -> bytes:
     """Serialise a JSON object together with its digest."""
     text = json.dumps(dict(data), sort_keys=True)
-    sealed = {**data, "sha256": digest({}, text)}
+    sealed = {**data, "sha256": state_digest({}, text)}
     return (json.dumps(sealed, indent=2) + "\n").encode()
 
 
@@ -142,13 +142,13 @@ def save_description(system: System, folder: str | Path) -> None:
     data = {
         "format": FORMAT,
         "languages": list(system.languages),
-        "architecture": architecture(system.config),
+        "architecture": architecture_name(system.config),
         "model": asdict(system.config),
         "shared": system.shared,
         "tokenizers": system.fingerprint,
         "training": system.training,
     }
-    write_atomically(folder / "config.json", seal(data))
+    write_atomically(folder / "config.json", json_with_digest(data))
 
 
 def save_weights(system: System, path: str | Path, *, write: bool = True, **data: Any) -> None:
@@ -223,7 +223,7 @@ def load_system(folder: str | Path, *, weights: str | None = BEST) -> System:
 def _load_description(folder: Path) -> System:
     """Load the configuration and tokenizers; the model has random weights."""
     path = folder / "config.json"
-    data = load_object(path)
+    data = load_run_object(path)
     if "format" not in data:
         raise CheckpointError(f"{path}: is of another program, or an export; give a run's folder")
     if data["format"] != FORMAT:
@@ -232,45 +232,42 @@ def _load_description(folder: Path) -> System:
             f"format {FORMAT}; use the version that wrote it, or train again in another folder"
         )
     try:
-        if (sha256 := data.pop("sha256")) != json.loads(seal(data))["sha256"]:
+        if (sha256 := data.pop("sha256")) != json.loads(json_with_digest(data))["sha256"]:
             raise ValueError(f"the contents do not match the digest {sha256}")
         if (kind := data["architecture"]) not in ARCHITECTURES:
             raise ValueError(f"this version has no architecture {kind!r}")
-        config = typed(ARCHITECTURES[kind], data["model"])
+        config = convert_json(ARCHITECTURES[kind], data["model"])
         check_sizes(vars(config))
         first, second = (str(language) for language in data["languages"])
         names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
         loaded = [load_any_tokenizer(folder / name) for name in names]
         model = config.build(len(loaded[0]), len(loaded[-1]))
         tokenizers = loaded[0], loaded[-1]
-        training = typed(dict[str, Any], data["training"])
-        typed(dict[str, Any], training.get("options", {}))
+        training = convert_json(dict[str, Any], data["training"])
+        convert_json(dict[str, Any], training.get("options", {}))
         system = System(model.eval(), config, (first, second), tokenizers, training)
         fingerprint = data["tokenizers"]
     except TokenizerError as error:
         raise CheckpointError(f"{error}; copy the whole folder of the run") from None
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
+        raise damaged_error(path, f"{type(error).__name__}: {error}") from None
     check_fingerprint(system, {"tokenizers": fingerprint}, path)
     return system
 
 
-def load_object(path: Path) -> dict[str, Any]:
+def load_run_object(path: Path) -> dict[str, Any]:
     """Load a JSON object of a run's folder; raise CheckpointError if there is none."""
     try:
-        data = load_json(path)
+        return load_object(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         here = f"no system here ({path.name} is missing)" if path.parent.exists() else ""
         what = here or "no such file or folder"
         what = "is a file" if isinstance(error, NotADirectoryError) else what
         raise CheckpointError(f"{path.parent}: {what}; give the folder of a run") from None
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
     except ValueError as error:
-        raise damaged(path, error) from None
-    if not isinstance(data, dict):
-        raise damaged(path, "not a JSON object")
-    return data
+        raise damaged_error(path, error) from None
 
 
 def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Path) -> None:
@@ -298,12 +295,12 @@ def best_weights(folder: str | Path) -> str:
 # --- averages --------------------------------------------------------------------------------
 
 
-def snapshots(folder: str | Path) -> list[Path]:
+def list_snapshots(folder: str | Path) -> list[Path]:
     """Return the snapshots that a run kept for averaging, oldest first."""
-    return numbered(Path(folder) / "snapshots")
+    return numbered_files(Path(folder) / "snapshots")
 
 
-def numbered(folder: Path) -> list[Path]:
+def numbered_files(folder: Path) -> list[Path]:
     """Return the files of a folder that are named after an update, in order."""
     name = re.compile(r"[0-9]{8,}\.safetensors")
     return sorted(path for path in folder.glob("*") if name.fullmatch(path.name))
@@ -350,7 +347,7 @@ def average_system(
     Raises:
         CheckpointError: There are fewer snapshots, or one is damaged or of other tokenizers.
     """
-    system, paths = load_system(folder, weights=None), snapshots(folder)
+    system, paths = load_system(folder, weights=None), list_snapshots(folder)
     if not paths:
         raise CheckpointError(f"{folder}: has no snapshots to average; train with --average")
     count = len(paths) if last is None else last
@@ -441,4 +438,4 @@ def restore_run(
         if f"{name}.cuda" in tensors and world.device.type == "cuda":
             torch.cuda.set_rng_state(tensors[f"{name}.cuda"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
+        raise damaged_error(path, f"{type(error).__name__}: {error}") from None

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from annotated_transformer.data.files import not_read, parse_json, regular
-from annotated_transformer.engine.typed import from_dict, type_hints, typed
+from annotated_transformer.data.files import not_read, parse_object, regular_file
+from annotated_transformer.engine.typed import convert_json, from_dict, type_hints
 
 LANGUAGE = re.compile(r"(?:^|\.)(?!gz|xz)([a-z]{2})(?:(?=\.)|(?<=\..{2})$)")  # in a file's name
 
@@ -25,7 +25,7 @@ def option(default: T, **metadata: Any) -> T:
 
     Args:
         default: The default value.
-        metadata: Limits for :func:`check` (``least``, ``above``, ``most``, ``below``);
+        metadata: Limits for :func:`check_options` (``least``, ``above``, ``most``, ``below``);
             ``config``, the name in the model's configuration; ``size``, true for
             options that a preset sets; ``aliases``, other names on the command line.
     """
@@ -187,7 +187,7 @@ class Options:
             mine = {name: changes.pop(name) for name in own & changes.keys()}
             groups[group.name] = replace(getattr(self, group.name), **mine)
         if changes:
-            raise UsageError(f"{flag(min(changes))}: there is no such option")
+            raise UsageError(f"{option_flag(min(changes))}: there is no such option")
         return Options(**groups)
 
     def described(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Options:
         return found
 
 
-def flag(name: str) -> str:
+def option_flag(name: str) -> str:
     """Return an option's name as typed on the command line."""
     return f"--{name.replace('_', '-')}"
 
@@ -220,7 +220,7 @@ CORPORA = (
 BUILT_IN = ("grammar", "grammar-trees")
 
 
-def check(options: Options) -> None:
+def check_options(options: Options) -> None:
     """Raise UsageError, naming the option, for invalid values, before anything is loaded."""
     check_group(options)
     if options.data.corpus == "wmt14":
@@ -242,7 +242,9 @@ def check(options: Options) -> None:
         shared = ("architecture", "layers", "dropout")  # that other architectures have, too
         for each in fields(model):
             if each.name not in shared and getattr(model, each.name) != getattr(usual, each.name):
-                raise UsageError(f"{flag(each.name)}: not for --architecture {model.architecture}")
+                raise UsageError(
+                    f"{option_flag(each.name)}: not for --architecture {model.architecture}"
+                )
         if options.run.compile:
             raise UsageError("--compile: works with the Transformer only; leave it out")
 
@@ -250,12 +252,12 @@ def check(options: Options) -> None:
 def check_group(group: Any) -> None:
     """Raise UsageError for values of a group with a wrong type or outside their limits."""
     for each in fields(group):
-        value, name = getattr(group, each.name), flag(each.name)
+        value, name = getattr(group, each.name), option_flag(each.name)
         if is_dataclass(value):  # a group within
             check_group(value)
             continue
         try:
-            typed(type_hints(type(group))[each.name], value)
+            convert_json(type_hints(type(group))[each.name], value)
         except TypeError as error:
             raise UsageError(f"{name}: {error}") from None
         meta = {"most": MOST, **each.metadata} if type(value) is int else each.metadata
@@ -285,7 +287,7 @@ def check_order(option: str, paths: Sequence[Path] | None, pair: str) -> None:
         if one and other and one[-1] != other[-1] and (found := f"{one[-1]}-{other[-1]}") != pair:
             remedy = "exchange" if found.split("-") == pair.split("-")[::-1] else "rename"
             reason = f"end like --pair {found}, and the pair is {pair}"
-            raise UsageError(f"{flag(option)}: {reason}; give --pair, or {remedy} the files")
+            raise UsageError(f"{option_flag(option)}: {reason}; give --pair, or {remedy} the files")
 
 
 def check_sources(data: DataOptions) -> None:
@@ -297,7 +299,7 @@ def check_sources(data: DataOptions) -> None:
         missing = "--valid-files" if "train_files" in files else "--train-files"
         raise UsageError(f"{missing} is missing: give two files, source and target")
     if data.corpus != "files" and files:
-        raise UsageError(f"{flag(files[0])}: only for --corpus files, not {data.corpus}")
+        raise UsageError(f"{option_flag(files[0])}: only for --corpus files, not {data.corpus}")
     for name in files:
         check_order(name, getattr(data, name), data.pair)
     if data.mirror is not None and data.corpus in (*BUILT_IN, "files", "prepared"):
@@ -311,7 +313,7 @@ def check_sources(data: DataOptions) -> None:
 RECIPES = Path(__file__).with_name("recipes")
 
 
-def recipes() -> dict[str, str]:
+def list_recipes() -> dict[str, str]:
     """Return the package's recipes and their descriptions."""
     files = sorted(RECIPES.glob("*.json"))
     found = {path.stem: read_json(path, f"--recipe {path}") for path in files}
@@ -322,8 +324,8 @@ def load_recipe(recipe: str | Path) -> Options:
     """Return the options of a recipe, which may be based on another one.
 
     Args:
-        recipe: A name, see :func:`recipes`; or a JSON file with the groups ``data``, ``model``,
-            ``optim`` and ``run``, and optionally ``like``, the recipe to start from, and
+        recipe: A name, see :func:`list_recipes`; or a JSON file with the groups ``data``,
+            ``model``, ``optim`` and ``run``, and optionally ``like``, the recipe to start from, and
             ``about``, a description.
 
     Raises:
@@ -333,12 +335,16 @@ def load_recipe(recipe: str | Path) -> Options:
     if Path(recipe).suffix or not path.exists():
         path = Path(recipe)
     if not path.exists():
-        raise UsageError(f"--recipe {recipe}: neither a file nor one of {', '.join(recipes())}")
+        raise UsageError(
+            f"--recipe {recipe}: neither a file nor one of {', '.join(list_recipes())}"
+        )
     data = read_json(path, f"--recipe {path}")
     data.pop("about", None)
     like = data.pop("like", None)
-    if like is not None and (not isinstance(like, str) or like not in recipes()):
-        raise UsageError(f"--recipe {recipe}: like {like!r} is not one of {', '.join(recipes())}")
+    if like is not None and (not isinstance(like, str) or like not in list_recipes()):
+        raise UsageError(
+            f"--recipe {recipe}: like {like!r} is not one of {', '.join(list_recipes())}"
+        )
     start = Options() if like is None else load_recipe(like)
     try:
         groups = {each.name: vars(getattr(start, each.name)) for each in fields(start)}
@@ -346,7 +352,7 @@ def load_recipe(recipe: str | Path) -> Options:
             if isinstance(data[name], dict):
                 data[name] = {**groups[name], **data[name]}
         options = from_dict(Options, {**groups, **data})
-        check(options)
+        check_options(options)
     except (TypeError, UsageError) as error:
         raise UsageError(f"--recipe {recipe}: {error}; correct the file") from None
     return options
@@ -359,15 +365,12 @@ def read_json(path: Path, place: str) -> dict[str, Any]:
         UsageError: It cannot be read, or holds something else; the message begins with ``place``.
     """
     try:
-        with regular(path).open("rb") as file:
-            data = parse_json(file.read(1 << 20))  # a recipe is smaller
+        with regular_file(path).open("rb") as file:
+            return parse_object(file.read(1 << 20))  # a recipe is smaller
     except OSError as error:
         raise UsageError(not_read(error, place, "give a name or another file")) from None
     except ValueError as error:
-        raise UsageError(f"{place}: is not JSON: {error}; see {RECIPES}") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{place}: is not a JSON object; see {RECIPES}")
-    return data
+        raise UsageError(f"{place}: is {error}; see {RECIPES}") from None
 
 
 def recipe_name(corpus: str, pair: str = "", preset: str = "") -> str:
@@ -378,7 +381,7 @@ def recipe_name(corpus: str, pair: str = "", preset: str = "") -> str:
     return known.get(corpus, corpus if corpus in CORPORA else "grammar")
 
 
-def defaults(said: Mapping[str, Any]) -> Options:
+def default_options(said: Mapping[str, Any]) -> Options:
     """Return the default options, given the ones that the user has set.
 
     Args:
@@ -427,16 +430,16 @@ def options_of_run(folder: Path) -> dict[str, Any]:
             if each.metadata.get("config") in sizes:
                 found[each.name] = sizes[each.metadata["config"]]
         found |= {"pair": "-".join(data["languages"]), "max_len": sizes["max_len"]}
-        check(Options().replace(**{name: found[name] for name in found if name in known}))
+        check_options(Options().replace(**{name: found[name] for name in found if name in known}))
     except (LookupError, TypeError, AttributeError, UsageError) as error:
         raise UsageError(f"{place}: config.json is damaged ({error}); give another run") from None
     return found
 
 
-def choose(said: Mapping[str, Any]) -> Options:
-    """Return options, such as ``{"corpus": "grammar"}``, on top of :func:`defaults`, checked."""
+def build_options(said: Mapping[str, Any]) -> Options:
+    """Return checked options, such as ``{"corpus": "grammar"}``, on top of the defaults."""
     own = {name: value for name, value in said.items() if name != "recipe"}
-    options = defaults(said).replace(**own)
-    check(options)
+    options = default_options(said).replace(**own)
+    check_options(options)
     check_sources(options.data)
     return options

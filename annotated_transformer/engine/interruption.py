@@ -8,7 +8,7 @@ from types import FrameType
 
 
 @contextmanager
-def handling(
+def handle_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers,
 ) -> Iterator[None]:
     """Handle the signals that end a process: Ctrl-C, termination, a closed terminal.
@@ -28,21 +28,21 @@ def handling(
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Put off the signals that end a process until the block is done.
 
     Raises:
         KeyboardInterrupt: A signal came meanwhile; its argument is the number.
     """
     caught: list[int] = []
-    with handling(lambda number, _: caught.append(number)):
+    with handle_signals(lambda number, _: caught.append(number)):
         yield
     if caught:
         raise KeyboardInterrupt(caught[0])
 
 
 @contextmanager
-def interruption() -> Iterator[list[int]]:
+def collect_signals() -> Iterator[list[int]]:
     """Collect Ctrl-C and termination signals in a list, so that updates finish first.
 
     A signal within a second of the first counts as the same one, because torchrun forwards what
@@ -62,5 +62,5 @@ def interruption() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         caught.append(number)
 
-    with handling(note):
+    with handle_signals(note):
         yield caught

@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.data.files import parse_json, regular, write_atomically
+from annotated_transformer.data.files import parse_object, regular_file, write_atomically
 
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for these
 
 
 def _parse(line: bytes) -> dict[str, float]:
     """Return the numbers in one line."""
-    entry = parse_json(line)
-    if not isinstance(entry, dict) or "update" not in entry:
+    entry = parse_object(line)
+    if "update" not in entry:
         raise ValueError("it has no update number")
     for name, value in entry.items():
         if isinstance(value, str) and value in _NOT_FINITE:
@@ -29,7 +29,7 @@ def _parse(line: bytes) -> dict[str, float]:
 def _parse_file(path: Path) -> list[tuple[bytes, dict[str, float]]]:
     """Return the lines of a journal, raw and parsed, without an incomplete last one."""
     found = []
-    lines = regular(path).read_bytes().split(b"\n")
+    lines = regular_file(path).read_bytes().split(b"\n")
     lines = lines if lines[-1] else lines[:-1]  # nothing follows the end of the last line
     for number, line in enumerate(lines, 1):
         try:

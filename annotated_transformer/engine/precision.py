@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.fast.loss import FastLoss, linear_cross_entropy
-from annotated_transformer.fast.model import FastModel, can_accelerate, embed
+from annotated_transformer.fast.model import FastModel, can_accelerate, embed_rows
 from annotated_transformer.fast.packing import IndexedBatch, PackedMask, Rows
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
 from annotated_transformer.model.multi_head import subsequent_mask
@@ -134,7 +134,7 @@ class PreciseLoss(nn.Module):
 BUCKETS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-def bucketed(batch: Batch, most: int | None = None) -> tuple[Tensor, Tensor]:
+def pad_to_bucket(batch: Batch, most: int | None = None) -> tuple[Tensor, Tensor]:
     """Pad both sides of a batch to the same bucket length, and to at least two sentences.
 
     Args:
@@ -201,8 +201,8 @@ class CompiledLoss(nn.Module):
         own = torch.eye(tgt.size(1), dtype=torch.bool, device=tgt.device)
         past = past & (tgt != pad).unsqueeze(1) | own
         m = self.model
-        memory = m.encoder(embed(m.src_embed, src, source), _PaddedMask(real, source, source))
-        x = embed(m.tgt_embed, tgt, target)
+        memory = m.encoder(embed_rows(m.src_embed, src, source), _PaddedMask(real, source, source))
+        x = embed_rows(m.tgt_embed, tgt, target)
         cross = _PaddedMask(real, target, source)
         y: Tensor = m.decoder(x, _PaddedMask(past, target, target), memory, cross)
         return y
@@ -212,7 +212,7 @@ class CompiledLoss(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return what ``training.loop.batch_loss`` returns."""
         scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
-        inputs = bucketed(batch, self.most)
+        inputs = pad_to_bucket(batch, self.most)
         for tensor in inputs:
             torch._dynamo.mark_dynamic(tensor, 0)  # any number of sentences
         index, n, m = IndexedBatch(batch).tgt_index, batch.tgt.size(1), inputs[1].size(1)

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.interruption import handling
+from annotated_transformer.engine.interruption import handle_signals
 from annotated_transformer.training.distributed import REPLICAS, DistributedWorld
 
 
@@ -41,7 +41,7 @@ def rendezvous_store(timeout: timedelta) -> Store:
     return store
 
 
-def launched() -> tuple[int, int, int]:
+def torchrun_ranks() -> tuple[int, int, int]:
     """Return the rank, world size and local rank from torchrun's environment variables.
 
     Raises:
@@ -76,7 +76,7 @@ def warn_if_slow(message: str) -> Iterator[None]:
     """Warn if the block takes long; it waits in C++, so signals must end the process at once."""
     timer = threading.Timer(PATIENCE, warnings.warn, [message])
     timer.daemon = True
-    with handling(signal.SIG_DFL):
+    with handle_signals(signal.SIG_DFL):
         timer.start()
         try:
             yield
@@ -94,7 +94,7 @@ def process_group() -> Iterator[DistributedWorld]:
     if "RANK" not in os.environ:
         yield DistributedWorld()
         return
-    (rank, size, local), cuda = launched(), torch.cuda.is_available()
+    (rank, size, local), cuda = torchrun_ranks(), torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(local)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -15,7 +15,7 @@ import torch
 
 from annotated_transformer import __version__
 from annotated_transformer.engine.state import TrainState
-from annotated_transformer.engine.system import System, architecture
+from annotated_transformer.engine.system import System, architecture_name
 from annotated_transformer.model.transformer import count_parameters
 
 CHOSEN = "beam 5, alpha by validation, averaged"  # the search that an ablation selects itself
@@ -38,12 +38,12 @@ def make_record(
         "seed": system.training["options"]["seed"],
         "corpus": {"checksums": system.training["checksums"], "pairs": pairs},
         "options": system.training["options"],
-        "architecture": architecture(system.config),
+        "architecture": architecture_name(system.config),
         "model": asdict(system.config),
         "parameters": count_parameters(system.model),
-        "versions": versions(),
+        "versions": package_versions(),
         "hardware": {
-            "processor": processor(),
+            "processor": processor_name(),
             "threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "processes": processes,
@@ -57,7 +57,7 @@ def make_record(
     }
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Return the versions of the packages involved."""
     return {
         "annotated_transformer": __version__,
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def commit() -> str:
+def source_commit() -> str:
     """Return the commit of the package's source (``-dirty`` if modified), or ``unknown``."""
     if not (Path(__file__).parents[2] / ".git").exists():
         return "unknown"  # installed, perhaps inside the repository of somebody else
@@ -82,16 +82,16 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def processor() -> str:
+def processor_name() -> str:
     """Return the processor's name and the number of cores this process may use."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         name = re.findall(r"^model name\s*: *(.*?) *$", text, re.MULTILINE)[0]
-    count = cores()
+    count = usable_cores()
     return f"{name}, {count} core{'s' if count != 1 else ''}"
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

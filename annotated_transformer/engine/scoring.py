@@ -16,7 +16,7 @@ from annotated_transformer.fast.model import FastModel, can_accelerate
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.notation import EOS
 from annotated_transformer.training.batches import Batch, make_batch, token_batches
-from annotated_transformer.training.loop import evaluating
+from annotated_transformer.training.loop import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def score_tokens(
     """
     device = next(model.parameters()).device
     batch = make_batch([list(s) for s in sources], [list(t) for t in targets]).to(device)
-    with evaluating(model):
+    with evaluation_mode(model):
         found = _log_probs(model, batch).double().tolist()
     return [row[: len(target) + 1] for row, target in zip(found, targets, strict=True)]
 

@@ -8,7 +8,7 @@ from typing import Any
 from annotated_transformer.engine.config import (
     Options,
     UsageError,
-    check,
+    check_options,
     check_sources,
     load_recipe,
     read_json,
@@ -48,7 +48,7 @@ class Grid:
         return {row: options.replace(seed=0).described() for row, options in self.rows.items()}
 
 
-def sweeps() -> list[str]:
+def list_sweeps() -> list[str]:
     """Return the names of the package's sweeps."""
     return sorted(path.stem for path in SWEEPS.glob("*.json"))
 
@@ -57,7 +57,7 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
     """Load a sweep of the package, or one from a file.
 
     Args:
-        sweep: A name, see :func:`sweeps`; or a JSON file with ``recipe``, a name or a file;
+        sweep: A name, see :func:`list_sweeps`; or a JSON file with ``recipe``, a name or a file;
             ``options`` of all rows; ``rows``, each a name with the options that it changes;
             ``seeds``, their number; optionally ``about``, a description.
         changes: Options that all rows take, such as ``device``.
@@ -69,7 +69,9 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
     if Path(sweep).suffix or not path.exists():
         path = Path(sweep)
     if not path.exists():
-        raise UsageError(f"{sweep}: neither a file nor a grid; choose among {', '.join(sweeps())}")
+        raise UsageError(
+            f"{sweep}: neither a file nor a grid; choose among {', '.join(list_sweeps())}"
+        )
     data = {"about": "", "options": {}, "seeds": 1, **read_json(path, str(sweep))}
     for key, kind in KEYS.items():
         if type(data.get(key)) is not kind:
@@ -86,7 +88,7 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
             raise UsageError(f"{place}: must be a name with an object of options; correct the file")
         try:
             options = base.replace(**{**data["options"], **own}, **(changes or {}))
-            check(options)
+            check_options(options)
             rows[row] = from_dict(Options, asdict(options))  # with JSON's values converted
             check_sources(rows[row].data)
         except (TypeError, UsageError) as error:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.data.files import CorpusError
-from annotated_transformer.engine.config import Options, UsageError, flag
+from annotated_transformer.engine.config import Options, UsageError, option_flag
 from annotated_transformer.engine.texts import Tokenizers
 from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.ensemble import Ensemble
@@ -104,7 +104,7 @@ def join_systems(systems: Sequence[System], names: Sequence[str] = ()) -> System
     return replace(shortest, model=Ensemble([system.model for system in systems]).eval())
 
 
-def architecture(config: Architecture) -> str:
+def architecture_name(config: Architecture) -> str:
     """Return the name of this kind of model in files."""
     return next(name for name, kind in ARCHITECTURES.items() if isinstance(config, kind))
 
@@ -140,7 +140,7 @@ def model_config(options: Options, shared: bool) -> Architecture:
 
 def as_typed(error: ValueError) -> str:
     """Return a model's error with the names of options."""
-    words = re.sub(r"\b(d_\w+|h|tie)\b", lambda name: flag(name[0]), str(error))
+    words = re.sub(r"\b(d_\w+|h|tie)\b", lambda name: option_flag(name[0]), str(error))
     return words.replace("=", " ").replace("--h ", "--heads ")
 
 
@@ -256,18 +256,18 @@ def n_best_lines(
 
     def search(sources: list[list[int]], numbers: list[int], limit: int) -> list[list[Translation]]:
         if sampling is not None:
-            found = samples(system.model, sources, numbers, limit, sampling, n_best)
+            found = sample_outputs(system.model, sources, numbers, limit, sampling, n_best)
         else:
             options: dict[str, Any] = {"beam": beam, "alpha": alpha, "n_best": n_best}
             found = beam_search(system.model, sources, max_len=limit, **options)
-        return [[translation(system, each) for each in some] for some in found]
+        return [[to_translation(system, each) for each in some] for some in found]
 
     room, blank = max_tokens // beam, list[Translation]()
     said: dict[str, Any] = {"name": name, "first": first, "progress": progress}
     return decode_lines(system, lines, search, blank, room, **said)
 
 
-def samples(
+def sample_outputs(
     model: EncoderDecoder,
     sources: list[list[int]],
     numbers: Sequence[int],
@@ -283,7 +283,7 @@ def samples(
     return [sorted(some, key=lambda each: -each.score) for some in groups]
 
 
-def translation(system: System, found: Hypothesis) -> Translation:
+def to_translation(system: System, found: Hypothesis) -> Translation:
     """Return the output of a search with its text."""
     text = text_of(system, found.tokens)
     return Translation(text, found.score, found.log_probability, found.tokens)

@@ -57,7 +57,7 @@ def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tok
     return shared, shared
 
 
-def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> TokenPairs:
+def encode_pairs(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> TokenPairs:
     """Encode sentence pairs as token ids.
 
     Raises:
@@ -77,8 +77,8 @@ def encode(text: ParallelText, tokenizers: Tokenizers, options: DataOptions) -> 
         elif not options.skip_long:
             side = 0 if len(pair[0]) > limit else 1
             raise CorpusError(
-                f"{place(text, i, side)}: {len(pair[side])} tokens, more than the {limit} that "
-                "fit; raise --max-len, or skip such sentences with --skip-long"
+                f"{line_location(text, i, side)}: {len(pair[side])} tokens, more than the "
+                f"{limit} that fit; raise --max-len, or skip such sentences with --skip-long"
             )
     if not keep:
         raise CorpusError(f"{text.name} {text.split}: all sentences are too long; raise --max-len")
@@ -93,12 +93,12 @@ def line_numbers(text: ParallelText) -> list[int]:
     return [n for n in range(1, len(text) + len(blank) + 1) if n not in blank]
 
 
-def place(text: ParallelText, index: int, side: int) -> str:
+def line_location(text: ParallelText, index: int, side: int) -> str:
     """Return the file and line of a sentence; the first file if there are several."""
     return f"{text.checksums[side][0]}{text.line_note(side)}, line {line_numbers(text)[index]}"
 
 
-def encoded(
+def encode_corpus(
     texts: Texts, tokenizers: Tokenizers, options: DataOptions
 ) -> tuple[TokenPairs, TokenPairs]:
     """Return training and validation text as token ids.
@@ -109,7 +109,7 @@ def encoded(
     if isinstance(texts, Prepared):
         return texts.tokens("train", verify=True), texts.tokens("val", verify=True)
     train = with_phrases(texts[0]) if options.phrases else texts[0]
-    return encode(train, tokenizers, options), encode(texts[1], tokenizers, options)
+    return encode_pairs(train, tokenizers, options), encode_pairs(texts[1], tokenizers, options)
 
 
 def lines_of(text: TokenPairs, groups: Sequence[Tensor]) -> list[int]:

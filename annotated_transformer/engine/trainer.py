@@ -2,6 +2,7 @@
 
 import math
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,28 +14,34 @@ from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpointer import Checkpointer, SaveClock, checkpoint_paths
 from annotated_transformer.engine.checkpoints import (
     WEIGHTS,
-    damaged,
+    damaged_error,
     load_system,
     load_weights,
     save_description,
     save_weights,
     weights_of,
 )
-from annotated_transformer.engine.config import Options, UsageError, check, flag
-from annotated_transformer.engine.interruption import interruption
+from annotated_transformer.engine.config import Options, UsageError, check_options, option_flag
+from annotated_transformer.engine.interruption import collect_signals
 from annotated_transformer.engine.precision import Precision, find_device
-from annotated_transformer.engine.records import commit
+from annotated_transformer.engine.records import source_commit
 from annotated_transformer.engine.runlog import RunLog, log_line, open_log
 from annotated_transformer.engine.state import TrainState, Window
 from annotated_transformer.engine.system import System, fresh_model, model_config
-from annotated_transformer.engine.texts import Texts, encoded, learn_tokenizers, updates_to_come
+from annotated_transformer.engine.texts import (
+    Texts,
+    encode_corpus,
+    learn_tokenizers,
+    updates_to_come,
+)
 from annotated_transformer.engine.tuning import load_start
-from annotated_transformer.engine.updater import Updater, prefetched
+from annotated_transformer.engine.updater import Updater, prefetch_items
 from annotated_transformer.engine.validator import Validator
 from annotated_transformer.training.distributed import DistributedWorld
 from annotated_transformer.training.loop import NonFiniteError
 
 NEVER = "all {} updates failed: the weights are still the initial ones"
+SELDOM = "{} of {} updates changed nothing, because gradients overflowed; try --precision bfloat16"
 KEPT = {"checksums": "another text", "valid": "other validation text", "finetuned": "other weights"}
 
 
@@ -67,12 +74,12 @@ class Trainer:
         *,
         compiler: str | Callable[..., Any] = "inductor",
     ) -> None:
-        check(options)
+        check_options(options)
         check_world(options, world)
         self.options, self.folder = options, Path(folder)
         self.texts = texts if options.optim.eval_bleu else None
         self.world = world = DistributedWorld() if world is None else world
-        self.state = TrainState(commit())
+        self.state = TrainState(source_commit())
         self.stopped: int | None = None
         precision = choose_precision(options, world)
         self.files = files = Checkpointer(self.folder, world, options.run.keep)
@@ -102,7 +109,7 @@ class Trainer:
         try:
             self.files.begin(state.updates)
             opened = open_log(self.folder, self.options, state, main=main, progress=progress)
-            with opened as log, interruption() as stop:
+            with opened as log, collect_signals() as stop:
                 finished = state.out_of_patience(optim.patience) or self._updates(log, stop)
             if finished and optim.average and main:
                 by_bleu = optim.best_metric == "bleu"
@@ -118,7 +125,7 @@ class Trainer:
         begun, gpu = (state.epoch, state.epoch_start), self.updater.precision.device.type != "cpu"
         coming = updates_to_come(self.pairs, optim, state.updates, begun)
         make = self.updater.batches
-        for (epoch, left, groups), batches in prefetched(coming, lambda x: make(x[2]), gpu):
+        for (epoch, left, groups), batches in prefetch_items(coming, lambda x: make(x[2]), gpu):
             if epoch != state.epoch:
                 state.epoch, state.epoch_start = epoch, state.updates
             self.updater.make(state, groups, batches)
@@ -142,8 +149,7 @@ class Trainer:
                 return False
             if last:
                 break
-        if not state.learned:
-            raise NonFiniteError(math.nan, math.nan, state.tokens, NEVER.format(state.updates))
+        check_learned(state, warn=self.world.main)
         return True
 
     def save(self) -> None:
@@ -158,6 +164,14 @@ class Trainer:
             data = {"valid_loss": found.loss, "valid_bleu": bleu, "update": self.state.updates}
             save_weights(self.system, self.folder / WEIGHTS, write=self.world.main, **data)
         log.write(self.state, valid_loss=found.loss, valid_bleu=bleu)
+
+
+def check_learned(state: TrainState, *, warn: bool) -> None:
+    """Raise NonFiniteError if no update changed the weights; warn if less than half of them did."""
+    if not state.learned:
+        raise NonFiniteError(math.nan, math.nan, state.tokens, NEVER.format(state.updates))
+    if warn and 2 * state.learned < state.updates:
+        warnings.warn(SELDOM.format(state.updates - state.learned, state.updates), stacklevel=2)
 
 
 def check_world(options: Options, world: DistributedWorld | None) -> None:
@@ -199,12 +213,14 @@ def open_run(
         files.hold()
     begun = not main or files.has_begun()
     system = find_system(options, texts, folder if begun else None)
-    train, valid = encoded(texts, system.tokenizers, options.data)
+    train, valid = encode_corpus(texts, system.tokenizers, options.data)
     most = int(train.lengths().max())  # special symbols included
     limits = {"max_tokens": options.optim.max_tokens, "max_len": options.data.max_len}
     for name, limit in limits.items():
         if most > limit:
-            raise UsageError(f"{flag(name)} {limit}: a sentence has {most} tokens; raise the limit")
+            raise UsageError(
+                f"{option_flag(name)} {limit}: a sentence has {most} tokens; raise the limit"
+            )
     files.hold()
     if main:
         if not begun and files.has_begun():  # while the folder was not locked
@@ -232,7 +248,7 @@ def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
         done = max((int(path.stem) for path in checkpoint_paths(folder)), default=0)
         check_same(begun.training, described, folder, done)
         if config.max_len < options.data.max_len:  # the texts are made for the latter
-            raise damaged(folder / "config.json", f"max_len is {config.max_len}")
+            raise damaged_error(folder / "config.json", f"max_len is {config.max_len}")
     model = fresh_model(tokenizers, config, options.optim.seed)
     if before is not None:
         load_weights(model, weights_of(before.model), str(options.optim.finetune_from))
@@ -253,9 +269,9 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: 
             continue
         if old.get(name) != new.get(name):
             was, now_is = ("unset" if o.get(name) is None else o[name] for o in (old, new))
-            how = f"with {flag(name)} {was}, not {now_is}"
+            how = f"with {option_flag(name)} {was}, not {now_is}"
             if isinstance(now_is, bool):
-                how = f"{'without' if now_is else 'with'} {flag(name)}"
+                how = f"{'without' if now_is else 'with'} {option_flag(name)}"
             raise UsageError(
                 f"{folder}: its run was started {how}; give the same options to resume it, or "
                 "choose another folder with --out"

@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 
-from annotated_transformer.data.archives import locate
+from annotated_transformer.data.archives import locate_file
 from annotated_transformer.data.corpora import SOURCES, ParallelText, text_of_lines
-from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch
+from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch_file
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
-from annotated_transformer.data.symbols import SymbolTokenizer, shape
+from annotated_transformer.data.symbols import SymbolTokenizer, word_shape
 from annotated_transformer.notation import SPECIAL_TOKENS
 from annotated_transformer.results.parsing import (
     Tree,
-    clean,
+    clean_tree,
     delinearize,
     leaves,
     linearize,
@@ -56,8 +56,8 @@ def load_treebank(
             by file (1 to 159, 160 to 179, 180 to 199); or ``grammar-trees``, those of the grammar.
         pair: ``en-trees``.
         split: ``train``, ``val`` or ``test``.
-        mirror: A folder with ``ptb/treebank.zip``, see ``fetch``.
-        cache: The folder for downloads, see ``fetch``.
+        mirror: A folder with ``ptb/treebank.zip``, see ``fetch_file``.
+        cache: The folder for downloads, see ``fetch_file``.
         size: Use only the first ``size`` trees.
         progress: Show a progress bar while downloading.
 
@@ -84,15 +84,17 @@ def penn_trees(
     """Return the trees of a split of the Penn sample, without traces and function tags."""
     ((path, (size, digest, *urls)),) = SOURCES["treebanks"].items()
     file = RemoteFile(path, tuple(urls), size, digest)
-    archive = fetch(file, mirror=mirror, cache=cache, progress=progress)
+    archive = fetch_file(file, mirror=mirror, cache=cache, progress=progress)
     unpacked = Path(cache or cache_folder()) / "unpacked" / "treebank"
-    folder = locate(archive / "treebank/combined/wsj_0001.mrg", unpacked).parent
+    folder = locate_file(archive / "treebank/combined/wsj_0001.mrg", unpacked).parent
     first, last = FILES[split]
     names = (f"wsj_{number:04d}.mrg" for number in range(first, last + 1))
-    return [tree for name in names for tree in cleaned((folder / name).read_text("utf-8"), name)]
+    return [
+        tree for name in names for tree in clean_trees((folder / name).read_text("utf-8"), name)
+    ]
 
 
-def cleaned(text: str, name: str) -> Iterator[Tree]:
+def clean_trees(text: str, name: str) -> Iterator[Tree]:
     """Yield the trees of a text in Penn brackets, without traces and function tags.
 
     Raises:
@@ -102,13 +104,13 @@ def cleaned(text: str, name: str) -> Iterator[Tree]:
         found = read_trees(text)
     except ValueError as error:
         raise CorpusError(f"{name}: {error}") from None
-    yield from (tree for tree in map(clean, found) if tree is not None)
+    yield from (tree for tree in map(clean_tree, found) if tree is not None)
 
 
 def safe_words(sentence: str) -> str:
     """Return a sentence in which no word can be taken for a bracket, a tag or a special symbol."""
     return " ".join(
-        shape(word) if word[0] in MARKS or word in SPECIAL_TOKENS else word
+        word_shape(word) if word[0] in MARKS or word in SPECIAL_TOKENS else word
         for word in sentence.split()
     )
 
@@ -134,7 +136,7 @@ def tree_vocabulary(text: ParallelText, most: int) -> SymbolTokenizer:
     """
     counts = Counter(word for line in text.source for word in safe_words(line).split())
     kept = [word for word, _ in counts.most_common(most)]
-    shapes = sorted({shape(word) for word in counts.keys() - set(kept)})
+    shapes = sorted({word_shape(word) for word in counts.keys() - set(kept)})
     symbols = sorted({s if s[0] in "()" else f"/{s}" for line in text.target for s in line.split()})
     return SymbolTokenizer(list(dict.fromkeys([*symbols, *shapes, *kept])))
 
@@ -177,7 +179,7 @@ def own_symbols(line: str, words: Sequence[str]) -> list[str] | None:
     if well_formed(symbols := line.split(), words):
         return symbols
     try:
-        (tree,) = cleaned(line, "")
+        (tree,) = clean_trees(line, "")
     except ValueError:  # unbalanced, or not one tree
         return None
     return linearize(tree) if leaves(tree) == list(words) else None

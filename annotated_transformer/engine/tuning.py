@@ -5,9 +5,14 @@ from pathlib import Path
 
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.checkpoints import best_weights, digest, load_system, weights_of
-from annotated_transformer.engine.config import ModelOptions, Options, UsageError, flag
-from annotated_transformer.engine.system import System, architecture, model_config
+from annotated_transformer.engine.checkpoints import (
+    best_weights,
+    load_system,
+    state_digest,
+    weights_of,
+)
+from annotated_transformer.engine.config import ModelOptions, Options, UsageError, option_flag
+from annotated_transformer.engine.system import System, architecture_name, model_config
 
 FREE = ("dropout", "attention_dropout", "ff_dropout")  # no weight depends on these
 
@@ -35,7 +40,7 @@ def load_start(options: Options, text: ParallelText | Prepared) -> System:
             f"{place}: has another tokenizer than {text.folder}; give the files with --train-files"
         )
     check_sizes(system, options, place)
-    found = digest(weights_of(system.model), "")
+    found = state_digest(weights_of(system.model), "")
     system.training["finetuned"] = {"weights": weights, "sha256": found}
     return system
 
@@ -43,14 +48,13 @@ def load_start(options: Options, text: ParallelText | Prepared) -> System:
 def check_sizes(system: System, options: Options, place: str) -> None:
     """Raise UsageError if the options ask for other sizes than the system has."""
     wanted = model_config(options, system.shared)
-    if architecture(wanted) != architecture(system.config):
+    if (own_name := architecture_name(system.config)) != architecture_name(wanted):
         raise UsageError(
-            f"--architecture {options.model.architecture}: {place} is {architecture(system.config)}"
-            "; leave it out"
+            f"--architecture {options.model.architecture}: {place} is {own_name}; leave it out"
         )
     names = {each.metadata.get("config"): each.name for each in fields(ModelOptions)}
     free = FREE if getattr(system.config, "positions", "") == "learned" else (*FREE, "max_len")
     for name, own in vars(system.config).items():
         if name not in free and (given := getattr(wanted, name)) != own:
-            option = flag(names.get({"layers": "N"}.get(name, name)) or name)
+            option = option_flag(names.get({"layers": "N"}.get(name, name)) or name)
             raise UsageError(f"{option} {given}: {place} has {own}; leave it out")

@@ -12,7 +12,7 @@ T = TypeVar("T")
 type_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # slow: parses text
 
 
-def typed(kind: Any, value: Any) -> Any:
+def convert_json(kind: Any, value: Any) -> Any:
     """Convert a JSON value to type ``kind``.
 
     Supports dataclasses, lists, tuples, dictionaries, unions, literals, ``Path``, ``str``,
@@ -29,15 +29,17 @@ def typed(kind: Any, value: Any) -> Any:
     if origin in (Union, UnionType):
         for each in args:
             with contextlib.suppress(TypeError):
-                return typed(each, value)
+                return convert_json(each, value)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return from_dict(kind, value)  # type: ignore[arg-type]
     if origin is dict and isinstance(value, Mapping):
-        return {typed(args[0], key): typed(args[1], each) for key, each in value.items()}
+        return {
+            convert_json(args[0], key): convert_json(args[1], each) for key, each in value.items()
+        }
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
         kinds = [args[0]] * len(value) if origin is list or args[1:] == (...,) else list(args)
         if len(kinds) == len(value):
-            return origin(typed(k, each) for k, each in zip(kinds, value, strict=True))
+            return origin(convert_json(k, each) for k, each in zip(kinds, value, strict=True))
     if kind is Path and isinstance(value, (str, Path)):
         return Path(value)
     if kind is float and type(value) in (int, float):
@@ -65,7 +67,7 @@ def from_dict(kind: type[T], data: Mapping[str, Any]) -> T:
         if name not in known:
             raise TypeError(f"{name!r} is unknown; choose among {', '.join(known)}")
         try:
-            values[name] = typed(hints[name], value)
+            values[name] = convert_json(hints[name], value)
         except TypeError as error:
             raise TypeError(f"{name}: {error}") from None
     return kind(**values)  # raises TypeError for missing fields

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpoints import (
-    damaged,
+    damaged_error,
     load_model,
     load_system,
     load_tensors,
@@ -22,7 +22,7 @@ from annotated_transformer.engine.checkpoints import (
 from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.devices import peak_flops
 from annotated_transformer.engine.precision import DynamicLossScale, PreciseLoss, Precision
-from annotated_transformer.engine.records import processor
+from annotated_transformer.engine.records import processor_name
 from annotated_transformer.engine.state import Checkpoint, TrainState
 from annotated_transformer.engine.system import System
 from annotated_transformer.engine.texts import lines_of
@@ -46,7 +46,7 @@ Made = TypeVar("Made")
 MOST_SKIPPED = 10  # consecutive failed updates, after which the weights must be at fault
 
 
-def prefetched(
+def prefetch_items(
     items: Iterable[Given], make: Callable[[Given], Made], ahead: bool
 ) -> Iterator[tuple[Given, Made]]:
     """Yield each item with ``make(item)``, computed on demand or one ahead in a thread."""
@@ -154,7 +154,7 @@ class Updater:
         state.add(made, flops, rate)
 
     def _failed(self, error: NonFiniteError, state: TrainState, groups: Sequence[Tensor]) -> None:
-        """Save what :func:`replay` needs; raise the error, or warn and skip the update."""
+        """Save what :func:`replay_update` needs; raise the error, or warn and skip the update."""
         path = self.folder / "non_finite" / f"{state.updates + 1:08d}.safetensors"
         lines = lines_of(self.pairs, groups)
         tensors = run_tensors(self.system.model, self.optimizer, self.world)
@@ -181,7 +181,7 @@ class Updater:
             {name: value for name, value in schedule.items() if name != "lr_lambdas"},
             self.system.fingerprint,
             None if scale is None else scale.state_dict(),
-            (processor(), torch.get_float32_matmul_precision()),
+            (processor_name(), torch.get_float32_matmul_precision()),
         )
 
     def restore(self, found: Checkpoint) -> None:
@@ -190,11 +190,11 @@ class Updater:
         if self.precision.scale is not None and found.scale is not None:
             self.precision.scale.load_state_dict(found.scale)
         machine, products = found.products
-        if machine == processor() and self.precision.device.type == "cpu":
+        if machine == processor_name() and self.precision.device.type == "cpu":
             torch.set_float32_matmul_precision(products)  # elsewhere it is measured again
 
 
-def replay(path: Path) -> tuple[float, float]:
+def replay_update(path: Path) -> tuple[float, float]:
     """Recompute a saved update in this process; return its loss and gradient norm.
 
     The result is bit-exact for a single-process run on a CPU; a GPU's random state is that after
@@ -213,7 +213,7 @@ def replay(path: Path) -> tuple[float, float]:
         optim, scale = Options().replace(**data["options"]).optim, float(data["scale"])
         torch.set_rng_state(tensors["random.0"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise damaged(path, error) from None
+        raise damaged_error(path, error) from None
     try:
         precision = Precision(optim.precision)
     except ValueError as error:

@@ -6,7 +6,7 @@ import importlib
 from typing import Any, Final
 
 from annotated_transformer.exercises.declare import Exercise
-from annotated_transformer.exercises.machinery import Result, report, run
+from annotated_transformer.exercises.machinery import Result, run_check, show_report
 
 __all__ = ["GROUPS", "NAMES", "Exercise", "Result", "check", "find"]
 
@@ -69,7 +69,7 @@ def check(name: str, *yours: Any) -> Result:
         raise ValueError(f"{name} needs {len(parts)}: {', '.join(parts)}; {len(yours)} were given")
     results = []
     for part, exercise, answer in zip(parts, exercises, yours, strict=True):
-        result, trial = run(part, exercise, answer)
-        report(exercise, result, trial)
+        result, trial = run_check(part, exercise, answer)
+        show_report(exercise, result, trial)
         results.append(result)
     return next((result for result in results if not result.passed), results[-1])

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from annotated_transformer.exercises.declare import Case, Draw, Exercise, drawn
+from annotated_transformer.exercises.declare import Case, Draw, Exercise, draw_examples
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.complexity import neighbourhood_mask
 from annotated_transformer.model.multi_head import padding_mask, split_heads, subsequent_mask
@@ -218,7 +218,7 @@ def _multi_head_case(draw: Draw) -> Case:
 
 MULTI_HEAD_ATTENTION: Final = Exercise(
     multi_head,
-    *drawn(_multi_head_case, 1, 2, 5),
+    *draw_examples(_multi_head_case, 1, 2, 5),
     {
         "scaled by the width of the model, not of a head":
             partial(multi_head, scale=lambda q, h: h**-0.5),  # from √d_k to √d_model
@@ -259,7 +259,7 @@ def _narrow_case(draw: Draw) -> Case:
 
 NARROW_HEADS: Final = Exercise(
     narrow_heads,
-    *drawn(_narrow_case),
+    *draw_examples(_narrow_case),
     {
         "scaled by √d_v: divide by √d_k": partial(narrow_heads, width=lambda d, keys, v: v),
         "scaled by √d_model: divide by √d_k": partial(narrow_heads, width=lambda d, keys, v: d),
@@ -291,7 +291,7 @@ def _map_case(draw: Draw) -> Case:
 
 HEAD_MAP: Final = Exercise(
     head_map,
-    *drawn(_map_case),
+    *draw_examples(_map_case),
     {
         "softmax along the wrong axis: those of a row add up to one": partial(head_map, axis=-2),
         "rows and columns swapped: a row is a query": lambda *case: head_map(*case).mT,
@@ -348,7 +348,7 @@ def _model_case(draw: Draw) -> Case:
 
 ENCODER_DECODER: Final = Exercise(
     encoder_decoder,
-    *drawn(_model_case),
+    *draw_examples(_model_case),
     {
         "each layer of the decoder reads the encoder's layer of its depth: all read the last":
             partial(encoder_decoder, read=lambda states, depth: states[depth]),

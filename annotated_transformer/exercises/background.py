@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.background.recurrent import gru_step
-from annotated_transformer.exercises.declare import Case, Draw, Exercise, drawn
+from annotated_transformer.exercises.declare import Case, Draw, Exercise, draw_examples
 
 Map = Callable[[Tensor], Tensor]
 
@@ -40,7 +40,7 @@ def _old_output(*case: Any) -> tuple[Tensor, Tensor]:
 
 LSTM_STEP: Final = Exercise(
     lstm_step,
-    *drawn(_lstm_case),
+    *draw_examples(_lstm_case),
     {
         "input and forget gate swapped: the order is i, f, g, o": partial(lstm_step, order="figo"),
         "candidate and output gate swapped: it is i, f, g, o": partial(lstm_step, order="ifog"),
@@ -75,7 +75,7 @@ def _gru_case(draw: Draw) -> Case:
 
 GRU_STEP: Final = Exercise(
     gru_step,
-    *drawn(_gru_case),
+    *draw_examples(_gru_case),
     {
         "update gate inverted: z keeps the old state": partial(gru, turned=True),
         "reset gate missing": partial(gru, reset=False),
@@ -105,7 +105,7 @@ def _additive_case(draw: Draw) -> Case:
 
 ADDITIVE_ATTENTION: Final = Exercise(
     additive_attention,
-    *drawn(_additive_case),
+    *draw_examples(_additive_case),
     {
         "tanh missing": partial(additive_attention, act=lambda x: x),
         "sigmoid instead of tanh": partial(additive_attention, act=torch.sigmoid),
@@ -143,7 +143,7 @@ def _convolution_case(draw: Draw) -> Case:
 
 CAUSAL_CONVOLUTION: Final = Exercise(
     causal_convolution,
-    *drawn(_convolution_case, 1, 2, 4),
+    *draw_examples(_convolution_case, 1, 2, 4),
     {
         "not causal: the window is centred, and sees later positions":
             lambda x, w, b: causal_convolution(x, w, b, ahead=(len(w) - 1) // 2),
@@ -183,7 +183,7 @@ def _not_paired(ours: Tensor, theirs: Tensor, t: float) -> Tensor:
 
 PAIRED_INTERVAL: Final = Exercise(
     paired_interval,
-    *drawn(_prices_case),
+    *draw_examples(_prices_case),
     {
         "ratio turned round: theirs is divided by ours": partial(paired_interval, turned=True),
         "natural logarithm: powers of two are asked for": partial(paired_interval, log=torch.log),

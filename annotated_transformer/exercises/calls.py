@@ -23,8 +23,8 @@ from annotated_transformer.exercises.declare import (
     Case,
     Difference,
     Exercise,
-    compare,
     compare_tensors,
+    compare_values,
 )
 
 OURS: Final = str(Path(__file__).parent)
@@ -103,7 +103,7 @@ def where_raised(error: BaseException) -> str:
     return f" (line {own[-1].lineno}: {own[-1].line})" if own[-1].line else ""
 
 
-def describe(error: Exception) -> Difference:
+def describe_error(error: Exception) -> Difference:
     """Describe an exception to the reader."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{where_raised(error)}"
     return Difference("error", text)
@@ -118,7 +118,7 @@ def _grads(value: Any, inputs: list[Tensor]) -> tuple[Tensor, ...] | None:
     return torch.autograd.grad(outs, inputs, weights, materialize_grads=True)
 
 
-def call(answer: Answer, case: Case, exercise: Exercise, *, seed: int = 0) -> Outcome:
+def call_answer(answer: Answer, case: Case, exercise: Exercise, *, seed: int = 0) -> Outcome:
     """Call a function on copies of a case, without and with gradients."""
     given = copy.deepcopy(case)
     try:
@@ -129,8 +129,8 @@ def call(answer: Answer, case: Case, exercise: Exercise, *, seed: int = 0) -> Ou
             ):
                 value = list(value)
     except Exception as error:
-        return Outcome(error=describe(error), raised=error)
-    if compare(list(case), list(given), exercise):
+        return Outcome(error=describe_error(error), raised=error)
+    if compare_values(list(case), list(given), exercise):
         return Outcome(error=Difference("inputs", "the function changes its inputs in place"))
     given = copy.deepcopy(case)
     inputs = [x.requires_grad_() for x in _inputs(given)]
@@ -141,7 +141,7 @@ def call(answer: Answer, case: Case, exercise: Exercise, *, seed: int = 0) -> Ou
             result = answer(*given)
             grads = _grads(_first(result) if exercise.first else result, inputs)
     except Exception as error:
-        return Outcome(error=describe(error), raised=error)
+        return Outcome(error=describe_error(error), raised=error)
     return Outcome(value, grads)
 
 
@@ -149,7 +149,7 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) and value else value
 
 
-def difference(wanted: Outcome, yours: Outcome, exercise: Exercise) -> Difference | None:
+def outcome_difference(wanted: Outcome, yours: Outcome, exercise: Exercise) -> Difference | None:
     """Return how the outcome of a call differs from the expected one."""
     if yours.error or wanted.error:
         both = wanted.error and yours.error and wanted.error.kind == yours.error.kind
@@ -158,7 +158,7 @@ def difference(wanted: Outcome, yours: Outcome, exercise: Exercise) -> Differenc
     values = wanted.value, yours.value
     if exercise.first:
         values = _first(values[0]), _first(values[1])
-    if found := compare(*values, exercise):
+    if found := compare_values(*values, exercise):
         return found
     if wanted.grads is None:
         return None

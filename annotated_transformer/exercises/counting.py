@@ -8,7 +8,7 @@ from typing import Final
 
 from torch import Tensor
 
-from annotated_transformer.exercises.declare import Case, Draw, Exercise, drawn
+from annotated_transformer.exercises.declare import Case, Draw, Exercise, draw_examples
 
 Gap = Callable[[int, int], int]  # from the layer, counted from 0, and the width to the dilation
 
@@ -72,7 +72,7 @@ def _query_case(draw: Draw) -> Case:
 
 ONE_QUERY: Final = Exercise(
     one_query,
-    *drawn(_query_case),
+    *draw_examples(_query_case),
     {
         "scale missing: divide the scores by the root of d": partial(one_query, power=0.0),
         "divided by d, not by its root": partial(one_query, power=1.0),

@@ -37,7 +37,9 @@ class Draw:
         return torch.rand(*shape, generator=self.rng) < share
 
 
-def drawn(draw: Callable[[Draw], Case], *seeds: int) -> tuple[list[Case], Callable[[Draw], Case]]:
+def draw_examples(
+    draw: Callable[[Draw], Case], *seeds: int
+) -> tuple[list[Case], Callable[[Draw], Case]]:
     """Return three examples, drawn with these seeds or else with 0, 1 and 2, and what draws."""
     return [draw(Draw(seed)) for seed in seeds or range(3)], draw
 
@@ -114,7 +116,7 @@ def compare_tensors(wanted: Tensor, yours: Tensor, exercise: Exercise) -> Differ
     return Difference("value", f"{wrong} of {a.numel()} values are wrong; {where}{value}")
 
 
-def compare(wanted: Any, yours: Any, exercise: Exercise) -> Difference | None:
+def compare_values(wanted: Any, yours: Any, exercise: Exercise) -> Difference | None:
     """Return how an answer differs from the expected one, None if it does not."""
     if yours is None and wanted is not None:
         return Difference("none", "the result is None: is a return missing?")
@@ -137,7 +139,7 @@ def compare(wanted: Any, yours: Any, exercise: Exercise) -> Difference | None:
     if isinstance(wanted, list | tuple) and isinstance(yours, list | tuple):
         if len(wanted) != len(yours):
             text = f"the result has {len(yours)} parts, but should have {len(wanted)}"
-            return Difference("shape", f"{text}: {brief(yours)}, not {brief(wanted)}")
+            return Difference("shape", f"{text}: {brief_value(yours)}, not {brief_value(wanted)}")
         return _compare_parts(enumerate(wanted), yours, exercise)
     if type(wanted) is not type(yours):
         names = type(yours).__name__, type(wanted).__name__
@@ -148,24 +150,24 @@ def compare(wanted: Any, yours: Any, exercise: Exercise) -> Difference | None:
 
 def _compare_parts(wanted: Any, yours: Any, exercise: Exercise) -> Difference | None:
     for key, value in wanted:
-        if found := compare(value, yours[key], exercise):
+        if found := compare_values(value, yours[key], exercise):
             return Difference(found.kind, f"part {key!r}: {found.text}")
     return None
 
 
-def brief(value: Any, most: int = 60) -> str:
+def brief_value(value: Any, most: int = 60) -> str:
     """Describe a value in a few words."""
     if isinstance(value, Tensor):
         if value.numel() <= 6:
-            return brief(value.detach().tolist(), most)
+            return brief_value(value.detach().tolist(), most)
         return f"{str(value.dtype).removeprefix('torch.')} {_shape(value)}"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
-        inner = ", ".join(brief(one, most) for one in value)
+        inner = ", ".join(brief_value(one, most) for one in value)
         text = f"[{inner}]" if isinstance(value, list) else f"({inner})"
     elif isinstance(value, Mapping):
-        text = "{" + ", ".join(f"{k!r}: {brief(v, most)}" for k, v in value.items()) + "}"
+        text = "{" + ", ".join(f"{k!r}: {brief_value(v, most)}" for k, v in value.items()) + "}"
     elif callable(value):
         text = str(getattr(value, "__name__", type(value).__name__))
     else:
@@ -173,10 +175,10 @@ def brief(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def size(value: Any) -> int:
+def case_size(value: Any) -> int:
     """Return the size of a case, to find the smallest one that fails."""
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, Mapping | list | tuple):
-        return sum(map(size, value.values() if isinstance(value, Mapping) else value))
+        return sum(map(case_size, value.values() if isinstance(value, Mapping) else value))
     return len(value) if isinstance(value, str) else abs(value) if isinstance(value, int) else 1

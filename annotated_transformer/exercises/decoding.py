@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from annotated_transformer.exercises.declare import Case, Draw, Exercise, drawn
+from annotated_transformer.exercises.declare import Case, Draw, Exercise, draw_examples
 from annotated_transformer.translation.beam_search import length_penalty
 
 Step = Callable[[list[int]], Tensor]  # from the tokens so far to log-probabilities (vocab,)
@@ -52,7 +52,7 @@ def _without_end(decode: Callable[..., list[int]], *case: Any) -> list[int]:
 
 GREEDY_DECODE: Final = Exercise(
     greedy,
-    *drawn(_greedy_case, 1, 2, 3),
+    *draw_examples(_greedy_case, 1, 2, 3),
     {
         "the end symbol does not end the output": partial(greedy, stop=False),
         "only the newest token is read: give all tokens so far": partial(greedy, whole=False),
@@ -117,7 +117,7 @@ def _beam_case(draw: Draw) -> Case:
 
 BEAM_STEP: Final = Exercise(
     beam_step,
-    *drawn(_beam_case),
+    *draw_examples(_beam_case),
     {
         "the best token of each hypothesis: take the best continuations over all hypotheses": _each,
         "the scores so far are not added": lambda s, p, beam: beam_step(0 * s, p, beam),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from annotated_transformer.exercises.declare import Answer, Case, Draw, Exercise, drawn
+from annotated_transformer.exercises.declare import Answer, Case, Draw, Exercise, draw_examples
 from annotated_transformer.model.embeddings import sinusoid
 
 Map = Callable[[Tensor], Tensor]
@@ -158,7 +158,7 @@ def _feed_forward_case(draw: Draw) -> Case:
 
 FEED_FORWARD: Final = Exercise(
     feed_forward,
-    *drawn(_feed_forward_case),
+    *draw_examples(_feed_forward_case),
     {
         "ReLU missing": partial(feed_forward, act=lambda x: x),
         "a second ReLU at the end": lambda *a: feed_forward(*a).relu(),
@@ -225,7 +225,7 @@ def _embedding_case(draw: Draw) -> Case:
 
 SCALED_EMBEDDING: Final = Exercise(
     scaled_embedding,
-    *drawn(_embedding_case),
+    *draw_examples(_embedding_case),
     {
         "scale missing: times √d_model": lambda x, table: table[x],
         "times d_model, not its root": lambda x, table: table[x] * table.size(1),

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from annotated_transformer.exercises.declare import Case, Draw, Exercise, drawn
+from annotated_transformer.exercises.declare import Case, Draw, Exercise, draw_examples
 
 Part = tuple[Tensor, Tensor]  # log-probabilities (batch, n, vocab), and targets (batch, n)
 
@@ -108,7 +108,7 @@ def token_sum(parts: Sequence[Part], pad: int) -> Tensor:
 
 TOKEN_LOSS: Final = Exercise(
     token_loss,
-    *drawn(_loss_case),
+    *draw_examples(_loss_case),
     {
         "mean of the micro-batches' means: tokens of small batches count more": _mean_of_means,
         "padding counts as well":

@@ -12,8 +12,8 @@ from typing import Any, Final
 from annotated_transformer.exercises.calls import (
     Outcome,
     OutOfTimeError,
-    call,
-    difference,
+    call_answer,
+    outcome_difference,
     time_limit,
 )
 from annotated_transformer.exercises.declare import (
@@ -22,8 +22,8 @@ from annotated_transformer.exercises.declare import (
     Difference,
     Draw,
     Exercise,
-    brief,
-    size,
+    brief_value,
+    case_size,
 )
 from annotated_transformer.exercises.show import draw_examples, print_examples
 
@@ -83,10 +83,10 @@ def _try_cases(name: str, exercise: Exercise, answer: Answer) -> Trial:
             break
         else:
             case = exercise.draw(Draw(seed))
-        wanted = call(exercise.reference, case, exercise, seed=seed)
-        yours = call(answer, case, exercise, seed=seed)
+        wanted = call_answer(exercise.reference, case, exercise, seed=seed)
+        yours = call_answer(answer, case, exercise, seed=seed)
         trial.tried.append((case, wanted, yours, seed))
-        if found := difference(wanted, yours, exercise):
+        if found := outcome_difference(wanted, yours, exercise):
             trial.failed.append((case, found))
         if isinstance(yours.raised, NotImplementedError):
             break
@@ -102,10 +102,10 @@ def name_mistake(exercise: Exercise, trial: Trial) -> str | None:
             break
         same = told = 0  # answers that the variant gives too, and those of them that are wrong
         for case, wanted, yours, seed in trial.tried:
-            theirs = call(variant, case, exercise, seed=seed)
-            if difference(theirs, yours, exercise) is None:
+            theirs = call_answer(variant, case, exercise, seed=seed)
+            if outcome_difference(theirs, yours, exercise) is None:
                 same += 1
-                told += difference(wanted, theirs, exercise) is not None
+                told += outcome_difference(wanted, theirs, exercise) is not None
             elif whole:  # one other answer is enough to leave it, which saves time
                 break
         if told and same == len(trial.tried):
@@ -125,15 +125,15 @@ def _judge(name: str, exercise: Exercise, trial: Trial) -> Result:
         what = "shapes, values and gradients" if grads else "inputs"
         text = f"passed: {examples} examples and {tried - examples} cases with random {what}"
         return Result(name, True, f"{name}: {text}", tried)
-    case, found = min(trial.failed, key=lambda failure: size(failure[0]))
+    case, found = min(trial.failed, key=lambda failure: case_size(failure[0]))
     mistake = None if found.kind == "inputs" else name_mistake(exercise, trial)
     likely = f"likely mistake: {mistake}. " if mistake else ""
-    shown = brief(case, 160)
+    shown = brief_value(case, 160)
     text = f"{likely}{len(trial.failed)} of {tried} cases are wrong; in {shown}, {found.text}"
     return Result(name, False, f"{name}: not yet. {text}", tried, case, mistake)
 
 
-def run(name: str, exercise: Exercise, yours: Any) -> tuple[Result, Trial]:
+def run_check(name: str, exercise: Exercise, yours: Any) -> tuple[Result, Trial]:
     """Check an answer without printing anything."""
     trial = Trial([], [])
     if not callable(yours):
@@ -156,7 +156,7 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell.get_ipython(), "kernel")
 
 
-def report(exercise: Exercise, result: Result, trial: Trial) -> None:
+def show_report(exercise: Exercise, result: Result, trial: Trial) -> None:
     """Show the examples, and print the result's message."""
     if trial.tried and "not written yet" not in result.message:
         examples = [one[:3] for one in trial.tried[: len(exercise.examples)]]

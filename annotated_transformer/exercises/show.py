@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from annotated_transformer.exercises.calls import Outcome
-from annotated_transformer.exercises.declare import Case, brief
+from annotated_transformer.exercises.declare import Case, brief_value
 from annotated_transformer.figures import Picture, canvas, heatmap, show
 
 ROWS, COLUMNS = 12, 16  # of a heat map, at most
@@ -61,12 +61,12 @@ def draw_examples(name: str, examples: Sequence[Example]) -> Picture | None:
 
 
 def _short(outcome: Outcome) -> str:
-    return outcome.error.text if outcome.error else brief(outcome.value, 90)
+    return outcome.error.text if outcome.error else brief_value(outcome.value, 90)
 
 
 def print_examples(examples: Sequence[Example]) -> None:
     """Print each example's arguments, expected result and the reader's result."""
     for number, (case, wanted, yours) in enumerate(examples, 1):
-        print(f"example {number}: {', '.join(brief(argument) for argument in case)}")
+        print(f"example {number}: {', '.join(brief_value(argument) for argument in case)}")
         print(f"    expected  {_short(wanted)}")
         print(f"    yours     {_short(yours)}")

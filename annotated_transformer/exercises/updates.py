@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from annotated_transformer.exercises.declare import Case, Draw, Exercise, drawn
+from annotated_transformer.exercises.declare import Case, Draw, Exercise, draw_examples
 from annotated_transformer.training.optimizer import rate
 from annotated_transformer.training.regularization import Variant, smoothed_target
 
@@ -172,7 +172,7 @@ def _dropout_case(draw: Draw) -> Case:
 
 DROPOUT: Final = Exercise(
     inverted_dropout,
-    *drawn(_dropout_case),
+    *draw_examples(_dropout_case),
     {
         "scale missing: divide what is left by 1 − p": lambda x, keep, p: x * keep,
         "divided by p, not by 1 − p": lambda x, keep, p: x * keep / p,

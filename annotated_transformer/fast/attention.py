@@ -49,7 +49,7 @@ def fused_attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def linear(x: Tensor, *layers: nn.Module) -> Tensor:
+def fused_linear(x: Tensor, *layers: nn.Module) -> Tensor:
     """Apply several linear layers in one product: ``(..., in)`` to ``(..., sum of out)``.
 
     On a CPU, packed rows are multiplied first and the bias is added in place, which is faster.
@@ -118,7 +118,7 @@ def _packs(attn: MultiHeadedAttention, mask: PackedMask) -> bool:
     return short and attn.d_k == attn.d_v and mask.full
 
 
-def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMask) -> Tensor:
+def attend_rows(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMask) -> Tensor:
     """Compute ``attn(x, memory, memory)`` on packed rows, with the same parameters.
 
     Args:
@@ -133,13 +133,13 @@ def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMa
     attn.attn = None  # these weights are not kept, and those of an earlier call are not these
     w_q, w_k, w_v, w_o = cast(Iterable[nn.Linear], attn.linears)
     if x is memory:
-        queries, others = linear(x, w_q, w_k, w_v), None
+        queries, others = fused_linear(x, w_q, w_k, w_v), None
     else:
-        queries, others = linear(x, w_q), linear(memory, w_k, w_v)
+        queries, others = fused_linear(x, w_q), fused_linear(memory, w_k, w_v)
     if _packs(attn, mask):
         p = attn.dropout.p if is_active(attn.dropout) else 0.0
         y = _PackedAttention.apply(queries, others, mask, attn.h, p)  # type: ignore[no-untyped-call]
-        return linear(y, w_o)
+        return fused_linear(y, w_o)
     sizes = [attn.h * attn.d_k, attn.h * attn.d_k, attn.h * attn.d_v]
     if others is None:
         q, k, v = mask.queries.unpack(queries).split(sizes, dim=-1)
@@ -152,4 +152,4 @@ def attend(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMa
         y = attention(q, k, v, each, attn.dropout)[0]
     else:
         y = fused_attention(q, k, v, each)
-    return linear(mask.queries.pack(y.transpose(1, 2).flatten(2)), w_o)
+    return fused_linear(mask.queries.pack(y.transpose(1, 2).flatten(2)), w_o)

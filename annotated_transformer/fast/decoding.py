@@ -16,7 +16,7 @@ from annotated_transformer.fast.linear import (
     most_probable,
     suits_onednn,
 )
-from annotated_transformer.fast.model import FastModel, can_accelerate, normalize
+from annotated_transformer.fast.model import FastModel, can_accelerate, normalize_rows
 from annotated_transformer.fast.packing import PackedMask, Rows
 from annotated_transformer.fast.quantized import (
     LINEARS,
@@ -58,7 +58,7 @@ def attend_once(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | No
     return torch.bmm(scores.softmax(-1), values)
 
 
-def joined(
+def fuse_linears(
     *linears: nn.Module, scale: float = 1.0, precision: DecodingPrecision = "float32"
 ) -> PlainLinear:
     """Fuse linear layers into one; the outputs of the first are multiplied by ``scale``."""
@@ -74,7 +74,7 @@ class _LayerWeights:
     """The weights of a decoder layer, rearranged for decoding one position at a time."""
 
     def __init__(self, layer: DecoderLayer, precision: DecodingPrecision) -> None:
-        fused = partial(joined, precision=precision)
+        fused = partial(fuse_linears, precision=precision)
         own = cast(MultiHeadedAttention, layer.self_attn)
         source = cast(MultiHeadedAttention, layer.src_attn)
         network = cast(PositionwiseFeedForward, layer.feed_forward)
@@ -89,11 +89,11 @@ class _LayerWeights:
 
     def before(self, i: int, x: Tensor) -> Tensor:
         """Normalise the input of sub-layer ``i`` if it is pre-norm."""
-        return normalize(c.norm, x) if (c := self.sublayers[i]).order == "pre" else x
+        return normalize_rows(c.norm, x) if (c := self.sublayers[i]).order == "pre" else x
 
     def after(self, i: int, x: Tensor) -> Tensor:
         """Normalise the residual sum after sub-layer ``i`` if it is post-norm."""
-        return x if (c := self.sublayers[i]).order == "pre" else normalize(c.norm, x)
+        return x if (c := self.sublayers[i]).order == "pre" else normalize_rows(c.norm, x)
 
 
 class _LayerCache:
@@ -268,7 +268,7 @@ class CachedSteps(Steps):
         for layer in self.layers:
             x = layer.step(x, self.length, past, self.hidden)
         self.length += 1
-        return normalize(self.decoder.norm, x)
+        return normalize_rows(self.decoder.norm, x)
 
     @torch.inference_mode()
     def select(self, sentences: Tensor) -> None:

@@ -40,7 +40,7 @@ def is_active(module: nn.Module) -> bool:
     return module.training and cast(nn.Dropout, module).p > 0
 
 
-def dropout(module: nn.Module, x: Tensor) -> Tensor:
+def cheap_dropout(module: nn.Module, x: Tensor) -> Tensor:
     """Apply an ``nn.Dropout``, with the cheap mask on a CPU."""
     p = cast(nn.Dropout, module).p
     if not is_active(module):
@@ -73,4 +73,4 @@ def dropped_relu(module: nn.Module, x: Tensor) -> Tensor:
     if is_active(module) and is_cheap(x):
         y: Tensor = _DroppedReLU.apply(x, cast(nn.Dropout, module).p)  # type: ignore[no-untyped-call]
         return y
-    return dropout(module, F.relu_(x))
+    return cheap_dropout(module, F.relu_(x))

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from annotated_transformer.fast.attention import attend, linear
-from annotated_transformer.fast.dropout import dropout, dropped_relu
+from annotated_transformer.fast.attention import attend_rows, fused_linear
+from annotated_transformer.fast.dropout import cheap_dropout, dropped_relu
 from annotated_transformer.fast.packing import PackedMask, Rows
 from annotated_transformer.model import multi_head
 from annotated_transformer.model.architecture import (
@@ -113,28 +113,30 @@ def _is_standard(model: EncoderDecoder) -> bool:
     return all(isinstance(part, kind) for part, kind in pairs)  # None is not standard
 
 
-def normalize(norm: nn.Module, x: Tensor) -> Tensor:
+def normalize_rows(norm: nn.Module, x: Tensor) -> Tensor:
     """Apply a ``LayerNorm`` in one kernel; a post-norm stack ends with an ``nn.Identity``."""
     if isinstance(norm, LayerNorm):
         return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
     return x
 
 
-def residual(connection: nn.Module, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+def apply_sublayer(
+    connection: nn.Module, x: Tensor, sublayer: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Apply a ``SublayerConnection``."""
     c = cast(SublayerConnection, connection)
     if c.order == "pre":
-        return x + dropout(c.dropout, sublayer(normalize(c.norm, x)))
-    return normalize(c.norm, x + dropout(c.dropout, sublayer(x)))
+        return x + cheap_dropout(c.dropout, sublayer(normalize_rows(c.norm, x)))
+    return normalize_rows(c.norm, x + cheap_dropout(c.dropout, sublayer(x)))
 
 
 def feed_forward(network: nn.Module, x: Tensor) -> Tensor:
     """Apply a ``PositionwiseFeedForward`` with an in-place ReLU, which saves memory."""
     n = cast(PositionwiseFeedForward, network)
-    return linear(dropped_relu(n.dropout, linear(x, n.w_1)), n.w_2)
+    return fused_linear(dropped_relu(n.dropout, fused_linear(x, n.w_1)), n.w_2)
 
 
-def embed(stack: nn.Module, tokens: Tensor, rows: Rows) -> Tensor:
+def embed_rows(stack: nn.Module, tokens: Tensor, rows: Rows) -> Tensor:
     """Embed the real tokens of ``tokens (batch, length)``: ``(rows, d_model)``.
 
     Raises:
@@ -145,7 +147,7 @@ def embed(stack: nn.Module, tokens: Tensor, rows: Rows) -> Tensor:
     if (length := tokens.size(1)) > places.max_len:
         raise IndexError(f"a sequence of {length} tokens, and only {places.max_len} positions")
     x = F.embedding(tokens.flatten()[rows.index], words.lut.weight) * math.sqrt(words.d_model)
-    return dropout(places.dropout, x + places.pe[0, rows.positions].to(x.dtype))
+    return cheap_dropout(places.dropout, x + places.pe[0, rows.positions].to(x.dtype))
 
 
 class FastLayer(nn.Module):
@@ -160,10 +162,12 @@ class FastLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: PackedMask, *source: Any) -> Tensor:
         """Apply the layer to ``x (rows, d_model)``; same shape. A decoder has memory and mask."""
-        x = residual(self.sublayer[0], x, lambda x: attend(self.self_attn, x, x, mask))
+        x = apply_sublayer(self.sublayer[0], x, lambda x: attend_rows(self.self_attn, x, x, mask))
         if source:
-            x = residual(self.sublayer[1], x, lambda x: attend(self.src_attn, x, *source))
-        return residual(self.sublayer[-1], x, lambda x: feed_forward(self.feed_forward, x))
+            x = apply_sublayer(
+                self.sublayer[1], x, lambda x: attend_rows(self.src_attn, x, *source)
+            )
+        return apply_sublayer(self.sublayer[-1], x, lambda x: feed_forward(self.feed_forward, x))
 
 
 class FastStack(nn.Module):
@@ -179,7 +183,7 @@ class FastStack(nn.Module):
         """Pass ``x (rows, d_model)`` through all layers; same shape."""
         for layer in self.layers:
             x = layer(x, *others)
-        return normalize(self.norm, x)
+        return normalize_rows(self.norm, x)
 
 
 class FastModel(nn.Module):
@@ -202,7 +206,7 @@ class FastModel(nn.Module):
 
     def encode(self, src: Tensor, mask: PackedMask) -> Tensor:
         """Encode the rows of ``src (batch, m)`` that the mask selects: ``(rows, d_model)``."""
-        memory: Tensor = self.encoder(embed(self.src_embed, src, mask.queries), mask)
+        memory: Tensor = self.encoder(embed_rows(self.src_embed, src, mask.queries), mask)
         return memory
 
     def forward(
@@ -224,7 +228,7 @@ class FastModel(nn.Module):
         see_source = src_keep.unsqueeze(1)  # (batch, 1, m)
         see_past = subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)
         memory = self.encode(src, PackedMask(see_source, source, source))
-        x = embed(self.tgt_embed, tgt, target)
+        x = embed_rows(self.tgt_embed, tgt, target)
         cross = PackedMask(see_source, target, source)
         y: Tensor = self.decoder(x, PackedMask(see_past, target, target), memory, cross)
         return y

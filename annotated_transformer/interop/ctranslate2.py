@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from annotated_transformer.engine.system import System
 from annotated_transformer.interop.folders import (
-    card,
     check_heads,
     has_sub_words,
+    model_card,
     save_tokenizers,
     token_strings,
     transformer_config,
@@ -79,7 +79,7 @@ def export_ctranslate2(
     """
     config = transformer_config(system, TARGET)
     check_heads(config, TARGET)
-    spec = specification(system, config)
+    spec = model_spec(system, config)
     with whole_folder(out, to=TARGET, precision=precision) as folder:
         spec.validate()
         spec.optimize(quantization=precision)  # equal matrices become one
@@ -87,10 +87,10 @@ def export_ctranslate2(
         save_tokenizers(system, folder, ends=False)
         use = USE if has_sub_words(system) else USE_WORDS
         use = use.replace("MOST", str(min(256, config.max_len)))
-        (folder / "README.md").write_text(card(system, record, use, LOST), encoding="utf-8")
+        (folder / "README.md").write_text(model_card(system, record, use, LOST), encoding="utf-8")
 
 
-def specification(system: System, config: ModelConfig) -> Any:
+def model_spec(system: System, config: ModelConfig) -> Any:
     """Return CTranslate2's specification of a model, with its weights and vocabularies."""
     model: EncoderDecoder = system.model
     spec = ctranslate2.specs.TransformerSpec.from_config(

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from annotated_transformer import __version__
-from annotated_transformer.data.files import FileError, load_json, not_written
+from annotated_transformer.data.files import FileError, load_object, not_written
 from annotated_transformer.engine.checkpoints import check_parts
 from annotated_transformer.engine.system import System
 from annotated_transformer.model.transformer import ModelConfig, count_parameters
@@ -77,7 +77,7 @@ def check_out(out: Path) -> None:
     if not out.is_dir():
         raise FileError(f"{out}: is not a folder; choose another name")
     try:
-        mark = load_json(out / MARK)
+        mark = load_object(out / MARK)
         known = {MARK, *mark["files"]} if mark["format"] == FORMAT else set()
     except (OSError, ValueError, LookupError, TypeError):
         known = set()
@@ -195,7 +195,7 @@ def save_tokenizers(system: System, folder: Path, *, ends: bool) -> None:
 # --- the card --------------------------------------------------------------------------------
 
 
-def card(system: System, record: Mapping[str, Any] | None, use: str, lost: str) -> str:
+def model_card(system: System, record: Mapping[str, Any] | None, use: str, lost: str) -> str:
     """Return a model card: what the model is, its scores, how it is used, what was lost.
 
     Args:

@@ -18,9 +18,9 @@ from torch import Tensor
 from annotated_transformer.engine.system import System
 from annotated_transformer.interop.folders import (
     ExportError,
-    card,
     check_heads,
     has_sub_words,
+    model_card,
     portable_tokenizer,
     transformer_config,
     whole_folder,
@@ -78,7 +78,7 @@ def export_huggingface(
 
     tokenizer = cast(BPETokenizer, system.tokenizers[0])
     with whole_folder(out, to=TARGET, precision="float32") as folder:
-        with quiet():
+        with hide_progress_bars():
             their_model(system.model, config, len(tokenizer)).save_pretrained(folder)
         names = zip(("pad", "bos", "eos", "unk"), SPECIAL_TOKENS, strict=True)
         PreTrainedTokenizerFast(
@@ -91,12 +91,12 @@ def export_huggingface(
         ).save_pretrained(folder)
         path = folder / "tokenizer_config.json"  # with the class's name in transformers 4 and 5
         path.write_text(path.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
-        (folder / "README.md").write_text(card(system, record, USE, LOST), encoding="utf-8")
+        (folder / "README.md").write_text(model_card(system, record, USE, LOST), encoding="utf-8")
         shutil.copymode(folder / "README.md", folder / "model.safetensors")  # else for us alone
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def hide_progress_bars() -> Iterator[None]:
     """Let ``transformers`` draw no progress bars."""
     from transformers.utils import logging
 
@@ -138,7 +138,7 @@ def their_model(model: EncoderDecoder, config: ModelConfig, vocab: int) -> Any:
     own = {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
     wanted = theirs.state_dict()
     order = sines_first(c.d_model) if post else torch.arange(c.d_model)
-    found = {n: reordered(ours, own[ours], order) for n, ours in their_names(c).items()}
+    found = {n: reorder_features(ours, own[ours], order) for n, ours in their_names(c).items()}
     found["model.shared.weight"] = found["model.encoder.embed_tokens.weight"]
     found["final_logits_bias"] = found["final_logits_bias"].unsqueeze(0)
     for side, embed in zip(sides, (model.src_embed, model.tgt_embed), strict=True):
@@ -184,7 +184,7 @@ def sines_first(d_model: int) -> Tensor:
     return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
 
 
-def reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+def reorder_features(name: str, tensor: Tensor, order: Tensor) -> Tensor:
     """Put the features of the residual stream of one of our parameters into another order.
 
     Args:

@@ -10,10 +10,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from annotated_transformer.data.files import FileError, load_json, regular
-from annotated_transformer.engine.checkpoints import damaged, load_weights, unreadable, weights_of
+from annotated_transformer.data.files import FileError, load_object, regular_file
+from annotated_transformer.engine.checkpoints import (
+    damaged_error,
+    load_weights,
+    unreadable_error,
+    weights_of,
+)
 from annotated_transformer.engine.config import check_sizes
-from annotated_transformer.interop.huggingface import reordered, sines_first, their_names
+from annotated_transformer.interop.huggingface import reorder_features, sines_first, their_names
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from annotated_transformer.model.transformer import ModelConfig, build_model
@@ -56,8 +61,8 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
     folder = Path(folder)
     path = folder / "config.json"
     try:
-        data = load_json(path)
-        if isinstance(data, dict) and "model_type" not in data:
+        data = load_object(path)
+        if "model_type" not in data:
             raise FileError(f"{path}: names no model_type; give the folder of a Marian checkpoint")
         config, vocabularies = _config_of(data, path)
         check_sizes(vars(config))
@@ -67,20 +72,20 @@ def load_marian(folder: str | Path) -> tuple[EncoderDecoder, SpecialIds]:
         names = ("pad", "decoder_start", "eos")
         special = SpecialIds(*(int(data[f"{name}_token_id"]) for name in names))
         model = build_model(*vocabularies, config)
-        activate(model, data["activation_function"])
+        replace_activation(model, data["activation_function"])
         path = weights
-        stored = load_file(regular(path))
+        stored = load_file(regular_file(path))
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
     except FileError:
         raise
     except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-        raise damaged(path, f"{type(e).__name__}: {e}") from None
+        raise damaged_error(path, f"{type(e).__name__}: {e}") from None
     load_weights(model, _ours(stored, model, config), path)
     back = sines_first(config.d_model).argsort()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(reordered(name, parameter, back))
+            parameter.copy_(reorder_features(name, parameter, back))
     return model.eval(), special
 
 
@@ -114,7 +119,7 @@ def _config_of(data: Mapping[str, Any], path: Path) -> tuple[ModelConfig, tuple[
     return config, (vocab, vocab if shared else int(data.get("decoder_vocab_size") or vocab))
 
 
-def activate(model: EncoderDecoder, name: str) -> None:
+def replace_activation(model: EncoderDecoder, name: str) -> None:
     """Give every feed-forward network of a model another activation than ReLU."""
     if name == "relu":
         return

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from annotated_transformer.engine.system import System
 from annotated_transformer.interop.folders import (
-    card,
     has_sub_words,
+    model_card,
     save_tokenizers,
     transformer_config,
     whole_folder,
@@ -85,7 +85,7 @@ def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None =
         save_tokenizers(system, folder, ends=True)
         use = USE if has_sub_words(system) else USE_WORDS
         use = use.replace("MOST", str(_positions(model)))
-        (folder / "README.md").write_text(card(system, record, use, LOST), encoding="utf-8")
+        (folder / "README.md").write_text(model_card(system, record, use, LOST), encoding="utf-8")
 
 
 class _Graph:

@@ -57,16 +57,21 @@ class ModelConfig:
         return build_model(src_vocab, tgt_vocab, self)
 
 
+def check_whole(**sizes: int) -> None:
+    """Raise ValueError for a size that is no whole number above 0; the message names it."""
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name}={value!r}: must be a whole number above 0")
+
+
 def check_config(config: ModelConfig) -> None:
     """Check that a model can be built from these sizes.
 
     Raises:
         ValueError: A value is out of its range; the message names it.
     """
-    for name in ("N", "d_model", "d_ff", "h", "d_k", "d_v", "max_len"):
-        value = getattr(config, name)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{name}={value!r}: must be a whole number above 0")
+    sizes = ("N", "d_model", "d_ff", "h", "d_k", "d_v", "max_len")
+    check_whole(**{name: value for name in sizes if (value := getattr(config, name)) is not None})
     for name in ("dropout", "attention_dropout", "ff_dropout"):
         value = getattr(config, name)
         if type(value) is bool or not (isinstance(value, int | float) and 0 <= value < 1):
@@ -109,8 +114,9 @@ def build_model(src_vocab: int, tgt_vocab: int, config: ModelConfig = base) -> E
     ``src_vocab`` and ``tgt_vocab`` are numbers of tokens; ``model.config`` keeps the sizes.
 
     Raises:
-        ValueError: ``config.tie`` is ``"all"``, but the vocabularies differ in size.
+        ValueError: A vocabulary is empty; or they differ in size, and ``config.tie`` is ``"all"``.
     """
+    check_whole(src_vocab=src_vocab, tgt_vocab=tgt_vocab)
     c = config
     attention = MultiHeadedAttention(c.h, c.d_model, c.attention_dropout, d_k=c.d_k, d_v=c.d_v)
     network = PositionwiseFeedForward(c.d_model, c.d_ff, c.ff_dropout)

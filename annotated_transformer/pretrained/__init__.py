@@ -112,11 +112,11 @@ class Pretrained:
     def trace(self, source: str, target: str) -> dict[str, Tensor]:
         """Run the model on a sentence pair, and return the output of every module by name."""
         batch = self.batch(source, target)
-        return trace(self.model, batch)
+        return trace_modules(self.model, batch)
 
 
 @torch.no_grad()
-def trace(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
+def trace_modules(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
     """Run a model on a batch, and return the output of every module by name.
 
     ``encoder.layers.0.self_attn.linears.0`` is the first encoder layer's queries before they are
@@ -192,12 +192,12 @@ def load_pretrained(folder: str | Path = FOLDER) -> Pretrained:
         raise ModuleNotFoundError(f"load_pretrained needs {hint}", name=error.name) from error
     try:
         with torch.random.fork_rng(devices=[]):  # first weights are drawn, and replaced
-            return build(data, safetensors.torch.load(data["model.safetensors"]))
+            return build_from_files(data, safetensors.torch.load(data["model.safetensors"]))
     except Exception as error:  # safetensors and tokenizers raise exceptions of their own
-        raise damaged(folder, " ".join(str(error).split()) or type(error).__name__) from None
+        raise damaged_error(folder, " ".join(str(error).split()) or type(error).__name__) from None
 
 
-def build(data: Mapping[str, bytes], stored: Mapping[str, Tensor]) -> Pretrained:
+def build_from_files(data: Mapping[str, bytes], stored: Mapping[str, Tensor]) -> Pretrained:
     """Build the model from the contents of its files; any exception means that one is damaged.
 
     Args:
@@ -235,16 +235,16 @@ def read_files(folder: Path) -> dict[str, bytes]:
         reason = f"cannot be read: {error.strerror or error}"
         raise PretrainedError(f"{error.filename}: {reason}; {REMEDY}") from None
     except ValueError:
-        raise damaged(folder / SUMS, "not a list of digests") from None
+        raise damaged_error(folder / SUMS, "not a list of digests") from None
     for name, content in data.items():
         if hashlib.sha256(content).hexdigest() != digests.get(name):
-            raise damaged(folder / name, f"its digest differs from that in {SUMS}")
+            raise damaged_error(folder / name, f"its digest differs from that in {SUMS}")
     return data
 
 
 REMEDY = "reinstall annotated-transformer, or open a system of your own by load_system"
 
 
-def damaged(path: str | Path, reason: object) -> PretrainedError:
+def damaged_error(path: str | Path, reason: object) -> PretrainedError:
     """Return the error for a damaged file."""
     return PretrainedError(f"{path}: damaged ({reason}); {REMEDY}")

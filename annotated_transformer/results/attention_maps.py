@@ -42,7 +42,7 @@ PLACES: Mapping[Part, str] = {
 }
 
 
-def stacked(weights: Mapping[str, Tensor], part: Part) -> Tensor:
+def stack_weights(weights: Mapping[str, Tensor], part: Part) -> Tensor:
     """Return the weights of all layers of a part, ``(batch, layers, h, n, m)``.
 
     Raises:
@@ -113,7 +113,7 @@ def maps_of_batch(
     batch = make_batch(sources, targets).to(next(model.parameters()).device)
     model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
     kept = attention_weights(model)
-    parts = {part: stacked(kept, part).cpu() for part in PLACES}
+    parts = {part: stack_weights(kept, part).cpu() for part in PLACES}
     for k, (source, target) in enumerate(zip(sources, targets, strict=True)):
         m, n = len(source) + 1, len(target) + 1  # with end, with begin
         weights: dict[Part, Tensor] = {
@@ -134,7 +134,7 @@ def check_labels(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -
         )
 
 
-def overview(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Figure:
+def draw_heads(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> Figure:
     """Draw every head of a part; queries are rows, keys are columns.
 
     Args:
@@ -221,7 +221,7 @@ def as_table(links: Links, n: int, m: int) -> Tensor:
     return table
 
 
-def hits(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
+def hit_rates(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
     """Return how often each head looks where it should.
 
     Args:
@@ -246,7 +246,7 @@ def hits(maps: Sequence[Tensor], links: Sequence[Links]) -> Tensor:
     return right / asked
 
 
-def chance(maps: Sequence[Tensor], links: Sequence[Links], part: Part) -> float:
+def chance_rates(maps: Sequence[Tensor], links: Sequence[Links], part: Part) -> float:
     """Return the share of hits to be expected from looking at any visible key alike."""
     total, asked = 0.0, 0
     for weights, linked in zip(maps, links, strict=True):
@@ -270,6 +270,6 @@ def best_head(
     maps: Mapping[str, Sequence[Tensor]], links: Mapping[str, Sequence[Links]]
 ) -> tuple[tuple[int, int], dict[str, float]]:
     """Return the head with most hits in ``val``, and its share of hits in every split."""
-    shares = {split: hits(maps[split], links[split]) for split in links}
+    shares = {split: hit_rates(maps[split], links[split]) for split in links}
     head = divmod(int(shares["val"].argmax()), shares["val"].size(1))
     return head, {split: found[head].item() for split, found in shares.items()}

@@ -1,14 +1,11 @@
 # Written from book/results/machine_translation.md: edit the chapter instead.
 """Costs of training, and tables made from records (Section 6.1)."""
 
-import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 #: Sustained operations per second by type of GPU, as the paper estimates them.
 SUSTAINED = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}
@@ -28,67 +25,7 @@ def training_cost(days: float, gpus: int, gpu: str) -> float:
     return days * 24 * 3600 * gpus * SUSTAINED[gpu]
 
 
-#: The fields of a record of a training run.
-TRAINING = ("command", "commit", "date", "seed", "corpus", "options", "parameters", "hardware",
-            "updates", "seconds", "curve", "scores")  # fmt: skip
-NO_RECORDS = "The folder results/ is not here: records come with the repository, not the package."
-#: The fields of a record of one system that was decoded in several ways.
-ABLATION = ("kind", "command", "commit", "date", "training", "corpus", "split", "hardware", "steps")
-
-
-class RecordError(ValueError):
-    """A record that cannot be used; the message names the file and what is wrong."""
-
-
-def find_records(start: Path | None = None) -> Path | None:
-    """Return the folder ``results`` of ``start`` (here by default) or of a folder above it."""
-    start = Path.cwd() if start is None else start
-    folders = (folder / "results" for folder in [start, *start.parents])
-    return next((f for f in folders if any(f.glob("*.json"))), None)
-
-
-def read_record(path: Path, fields: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a record.
-
-    Args:
-        path: File of the record.
-        fields: Which fields it must have.
-
-    Raises:
-        RecordError: The file is no JSON object, or a field is missing.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise RecordError(f"{path}: not a JSON object")
-    missing = [field for field in fields if field not in data]
-    if missing:
-        raise RecordError(f"{path}: has no {', '.join(missing)}; make the record again")
-    return data
-
-
-def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Read the records of one kind, by the names of their files.
-
-    Args:
-        folder: Folder of the records; None returns no record.
-        fields: Which fields a record of that kind has: ``TRAINING`` for a training run,
-            ``ABLATION`` for one system that was decoded in several ways.
-
-    Raises:
-        RecordError: A file is no JSON object, or a record of the kind lacks a field.
-    """
-    found = {}
-    for path in sorted(folder.glob("*.json")) if folder else []:
-        data = read_record(path)
-        if ("curve" in data) if "curve" in fields else (data.get("kind") == "ablation"):
-            found[path.stem] = read_record(path, fields)
-    return found
-
-
-def spread(values: Iterable[float]) -> str:
+def mean_and_std(values: Iterable[float]) -> str:
     """Return, as text, the mean of results ± their standard deviation if there are several."""
     found = list(values)
     mean = statistics.mean(found)
@@ -127,7 +64,7 @@ class Verdict:
         return f"status: {self.status}{evidence}"
 
 
-def judge(differences: Iterable[float], level: float = 0.95) -> Verdict:
+def judge_claim(differences: Iterable[float], level: float = 0.95) -> Verdict:
     """Judge a claim by the difference of each run, which the claim predicts to be positive."""
     found = list(differences)
     if not found:

@@ -82,26 +82,26 @@ def read_trees(text: str) -> list[Tree]:
             stack.append((at, [], []))
         elif not stack:
             remedy = "remove it, or open a bracket before it"
-            raise ValueError(f"{place(text, at)}: {token!r} stands outside; {remedy}")
+            raise ValueError(f"{line_and_column(text, at)}: {token!r} stands outside; {remedy}")
         elif token != ")":
             stack[-1][1].append(token)
         else:
             start, atoms, parts = stack.pop()
-            tree = constituent(atoms, parts, text, start)
+            tree = parse_constituent(atoms, parts, text, start)
             (stack[-1][2] if stack else trees).append(tree)
     if stack:
-        where = place(text, stack[-1][0])
+        where = line_and_column(text, stack[-1][0])
         raise ValueError(f"{where}: the bracket is never closed; add a )")
     return trees
 
 
-def place(text: str, at: int) -> str:
+def line_and_column(text: str, at: int) -> str:
     """Return the line and the column of a character, counted from 1."""
     line = text.count("\n", 0, at) + 1
     return f"line {line}, column {at - text.rfind(chr(10), 0, at)}"
 
 
-def constituent(atoms: Sequence[str], parts: Sequence[Tree], text: str, start: int) -> Tree:
+def parse_constituent(atoms: Sequence[str], parts: Sequence[Tree], text: str, start: int) -> Tree:
     """Return what stands between two brackets: a tag and a word, or a label and parts.
 
     Raises:
@@ -113,7 +113,7 @@ def constituent(atoms: Sequence[str], parts: Sequence[Tree], text: str, start: i
         return Tree(atoms[0] if atoms else "", tuple(parts))
     count = f"{len(atoms)} words and {len(parts)} brackets"
     remedy = "write (TAG word), or (LABEL ...) around other brackets"
-    raise ValueError(f"{place(text, start)}: a bracket around {count}; {remedy}")
+    raise ValueError(f"{line_and_column(text, start)}: a bracket around {count}; {remedy}")
 
 
 def linearize(tree: Tree) -> list[str]:
@@ -134,12 +134,12 @@ def linearize(tree: Tree) -> list[str]:
 OUTER = ("", "TOP", "ROOT")
 
 
-def bare(label: str) -> str:
+def strip_function_tags(label: str) -> str:
     """Return a label without its function tags: ``NP`` for ``NP-SBJ-1``."""
     return label if label.startswith("-") else re.split("[-=]", label)[0]
 
 
-def clean(tree: Tree) -> Tree | None:
+def clean_tree(tree: Tree) -> Tree | None:
     """Return a tree without traces, function tags and the outer bracket.
 
     Returns:
@@ -153,7 +153,7 @@ def clean(tree: Tree) -> Tree | None:
         inside = parts.pop()
         children = tuple(inside) if node.word is None else node.children
         if children and node.label != "-NONE-":
-            parts[-1].append(Tree(bare(node.label), children))
+            parts[-1].append(Tree(strip_function_tags(node.label), children))
     root = parts[0][0] if parts[0] else None
     while root is not None and root.label in OUTER and len(root.children) == 1:
         (only,) = root.children
@@ -183,7 +183,7 @@ def delinearize(symbols: Sequence[str], words: Sequence[str]) -> Tree:
     """
     if not words:
         raise ValueError("a tree needs at least one word; leave empty lines out")
-    found, used = build(symbols, words)
+    found, used = build_trees(symbols, words)
     rest = [Tree(NO_TAG, (word,)) for word in words[used:]]
     if len(found) == 1 and found[0].word is None:
         return Tree(found[0].label, (*found[0].children, *rest))
@@ -191,7 +191,7 @@ def delinearize(symbols: Sequence[str], words: Sequence[str]) -> Tree:
     return parts[0] if len(parts) == 1 else Tree(ROOT, parts)
 
 
-def build(symbols: Sequence[str], words: Sequence[str]) -> tuple[list[Tree], int]:
+def build_trees(symbols: Sequence[str], words: Sequence[str]) -> tuple[list[Tree], int]:
     """Return the trees that symbols make, and how many of the words they used."""
     labels, parts, used = [" "], [list[Tree]()], 0  # open ones, the outside first
 
@@ -289,7 +289,7 @@ def brackets(tree: Tree, rules: Rules) -> tuple[Counter[Span], list[tuple[str, s
     """Return a tree's labelled spans, and its words with their tags, as scored."""
     spans, kept, starts = Counter[Span](), list[tuple[str, str]](), list[int]()
     for node, opens in walk(tree):
-        label, end = bare(node.label), len(kept)
+        label, end = strip_function_tags(node.label), len(kept)
         if label in rules.dropped:
             continue
         label = rules.labels.get(label, label)
@@ -321,7 +321,7 @@ def score_tree(gold: Tree, test: Tree | None, rules: Rules = COLLINS) -> Bracket
         matched=(right & found).total(),
         gold=right.total(),
         test=found.total(),
-        crossing=sum(found[span] for span in found if crosses(span, right)),
+        crossing=sum(found[span] for span in found if crosses_any(span, right)),
         words=len(words),
         tags=sum(one == two for one, two in zip(words, others, strict=True)),
         exact=int(right == found),
@@ -329,7 +329,7 @@ def score_tree(gold: Tree, test: Tree | None, rules: Rules = COLLINS) -> Bracket
     )
 
 
-def crosses(span: Span, others: Iterable[Span]) -> bool:
+def crosses_any(span: Span, others: Iterable[Span]) -> bool:
     """Whether a span overlaps one of the others, with neither inside the other."""
     _, start, end = span
     return any(a < start < b < end or start < a < end < b for _, a, b in others)

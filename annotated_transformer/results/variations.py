@@ -5,12 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.results.machine_translation import (
-    RecordError,
-    judge,
-    read_record,
-    student_t,
-)
+from annotated_transformer.data.records import RecordError, read_record
+from annotated_transformer.results.machine_translation import judge_claim, student_t
 
 SWEEP = ("kind", "command", "commit", "date", "hardware", "search", "rows")
 
@@ -33,7 +29,9 @@ def read_sweep(folder: Path | None, name: str) -> dict[str, Any] | None:
     return record
 
 
-def paired(record: Mapping[str, Any] | None, row: str, measure: str = "loss") -> list[float]:
+def paired_difference(
+    record: Mapping[str, Any] | None, row: str, measure: str = "loss"
+) -> list[float]:
     """Compare a row with the base, the first row, for every seed that both have.
 
     Args:
@@ -62,19 +60,23 @@ def judge_rows(
     Args:
         record: The record of a grid.
         predicted: +1 for a row that should be above the base, −1 for one below.
-        measure: See ``paired``.
+        measure: See ``paired_difference``.
 
     Returns:
         The status, as the scoreboard has it.
     """
-    found = {row: [sign * x for x in paired(record, row, measure)]
+    found = {row: [sign * x for x in paired_difference(record, row, measure)]
              for row, sign in predicted.items()}  # fmt: skip
     if not all(found.values()):
         return "not yet run"
-    against = [judge(each, level=1 - 0.05 / len(found)) for each in found.values()]
+    against = [judge_claim(each, level=1 - 0.05 / len(found)) for each in found.values()]
     if any(verdict.high < 0 for verdict in against):
         return "does not hold at our scale"
-    return "holds at our scale" if all(judge(f).low > 0 for f in found.values()) else "not resolved"
+    return (
+        "holds at our scale"
+        if all(judge_claim(f).low > 0 for f in found.values())
+        else "not resolved"
+    )
 
 
 MOST_PAIRS = 1000  #: More than these are not counted.

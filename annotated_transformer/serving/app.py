@@ -21,7 +21,7 @@ from annotated_transformer.serving.requests import (
     Refusal,
     check_tokens,
     read_request,
-    stopping,
+    shutdown_refusal,
 )
 from annotated_transformer.translation.tokenizers import normal_blanks
 
@@ -69,7 +69,7 @@ class Service:
                 Route("/static/{name}", self.file),
                 *(Route(path, self.answering(do), methods=["POST"]) for path, do in posted.items()),
             ],
-            exception_handlers={HTTPException: refused, Exception: broken},
+            exception_handlers={HTTPException: http_error, Exception: server_error},
         )
 
     def answering(
@@ -80,17 +80,19 @@ class Service:
         async def endpoint(request: Request) -> Response:
             try:
                 work = self._answer(request, do)
-                return reply(await asyncio.wait_for(work, self.limits.seconds))
+                return make_response(await asyncio.wait_for(work, self.limits.seconds))
             except (Refusal, asyncio.CancelledError) as error:
                 # cancelled: the server ends, and the body is not all here
-                refusal = error if isinstance(error, Refusal) else stopping()
-                return refuse(refusal.status, str(refusal), **refusal.headers)
+                refusal = error if isinstance(error, Refusal) else shutdown_refusal()
+                return error_response(refusal.status, str(refusal), **refusal.headers)
             except (asyncio.TimeoutError, TimeoutError):  # two kinds until Python 3.11
-                return refuse(504, f"no answer within {self.limits.seconds:g} s; send less at once")
+                return error_response(
+                    504, f"no answer within {self.limits.seconds:g} s; send less at once"
+                )
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
             except Exception as error:  # a bug, or no memory; what was asked is not told
-                return refuse(500, f"the server failed: {type(error).__name__}")
+                return error_response(500, f"the server failed: {type(error).__name__}")
 
         return endpoint
 
@@ -161,19 +163,19 @@ class Service:
         """Say that the model's thread is alive, and how many sentences wait for it."""
         alive = self.batcher.thread.is_alive()
         state = {"status": "ok" if alive else "broken", "waiting": len(self.batcher.queue)}
-        return reply(json.dumps(state).encode(), 200 if alive else 503)
+        return make_response(json.dumps(state).encode(), 200 if alive else 503)
 
     async def page(self, request: Request) -> Response:
         """Return the page."""
         here = escape(request.url.netloc, quote=True)
-        return reply(self.start_page.replace("@HERE@", here).encode(), kind="text/html")
+        return make_response(self.start_page.replace("@HERE@", here).encode(), kind="text/html")
 
     async def file(self, request: Request) -> Response:
         """Return a script or a style sheet of the page."""
         name = request.path_params["name"]
         if name not in self.static:
             raise HTTPException(404)
-        return reply(self.static[name], kind=TYPES["." + name.rpartition(".")[2]])
+        return make_response(self.static[name], kind=TYPES["." + name.rpartition(".")[2]])
 
     def _fill(self, page: str, name: str) -> str:
         """Fill the page with what it says of this system."""
@@ -227,24 +229,24 @@ async def unless_gone(request: Request, work: Awaitable[bytes]) -> bytes:
         gone.cancel()
 
 
-def reply(content: bytes, status: int = 200, *, kind: str = "application/json") -> Response:
+def make_response(content: bytes, status: int = 200, *, kind: str = "application/json") -> Response:
     """Return a response with the headers that all have."""
     return Response(content, status, HEADERS, media_type=kind)
 
 
-def refuse(status: int, message: str, **headers: str) -> Response:
+def error_response(status: int, message: str, **headers: str) -> Response:
     """Return an error in one line of JSON."""
-    response = reply(json.dumps({"error": message}, ensure_ascii=False).encode(), status)
+    response = make_response(json.dumps({"error": message}, ensure_ascii=False).encode(), status)
     response.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
     return response
 
 
-async def refused(request: Request, error: Exception) -> Response:
+async def http_error(request: Request, error: Exception) -> Response:
     """Answer a request for an address that does not exist, or by a wrong method."""
     assert isinstance(error, HTTPException)
-    return refuse(error.status_code, error.detail, **error.headers or {})
+    return error_response(error.status_code, error.detail, **error.headers or {})
 
 
-async def broken(request: Request, error: Exception) -> Response:
+async def server_error(request: Request, error: Exception) -> Response:
     """Answer where the server itself is at fault."""
-    return refuse(500, f"the server failed: {type(error).__name__}")
+    return error_response(500, f"the server failed: {type(error).__name__}")

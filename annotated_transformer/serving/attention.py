@@ -10,7 +10,7 @@ from annotated_transformer.engine.scoring import score_tokens
 from annotated_transformer.engine.system import System
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.notation import BOS, EOS
-from annotated_transformer.pretrained import trace
+from annotated_transformer.pretrained import trace_modules
 from annotated_transformer.serving.requests import check_tokens
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.translation.beam_search import Hypothesis
@@ -49,26 +49,26 @@ def attention_json(system: System, source: list[int], best: Hypothesis, most: in
     written, found = [*best.tokens, EOS], dict[str, Tensor]()
     if isinstance(system.config, ModelConfig):
         device = next(system.model.parameters()).device
-        found = trace(system.model, make_batch([source], [best.tokens]).to(device))
+        found = trace_modules(system.model, make_batch([source], [best.tokens]).to(device))
     data = {
         "source": ours.tokens([*source, EOS]),
         "target": theirs.tokens(written),
         "read": theirs.tokens([BOS, *best.tokens]),
         "texts": [normal_blanks(theirs.decode(written[: i + 1])) for i in range(len(written))],
-        "probabilities": rounded(torch.tensor(scores, dtype=torch.float64).exp()),
-        **{name: rounded(weights(found, *part)) for name, part in PARTS.items()},
+        "probabilities": round_values(torch.tensor(scores, dtype=torch.float64).exp()),
+        **{name: round_values(attention_weights(found, *part)) for name, part in PARTS.items()},
     }
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def weights(found: Mapping[str, Tensor], stack: str, part: str) -> Tensor:
+def attention_weights(found: Mapping[str, Tensor], stack: str, part: str) -> Tensor:
     """Return the weights of a kind of attention in all layers ``(N, h, n, m)``, if any."""
     names = [f"{stack}.layers.{i}.{part}.attn" for i in range(len(found))]
     layers = [found[name] for name in names if name in found]
     return torch.cat(layers) if layers else torch.empty(0)
 
 
-def rounded(values: Tensor) -> object:
+def round_values(values: Tensor) -> object:
     """Return the values as lists of numbers with few digits."""
     scaled: list[object] = (values.double() * 10**DIGITS).round().div(10**DIGITS).tolist()
     return scaled

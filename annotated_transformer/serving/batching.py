@@ -13,7 +13,7 @@ from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.products import return_memory
 from annotated_transformer.fast.search import beam_search
 from annotated_transformer.serving.attention import attention_json
-from annotated_transformer.serving.requests import Limits, stopping, too_busy
+from annotated_transformer.serving.requests import Limits, shutdown_refusal, too_busy
 from annotated_transformer.translation.beam_search import Hypothesis
 
 TRIM = 1.0  # seconds after which memory is returned to the system
@@ -72,7 +72,7 @@ class Batcher:
             if len(self.queue) + len(jobs) > self.limits.queue:
                 self.queue = deque(job for job in self.queue if not job.found.cancelled())
             if self.closed:
-                raise stopping()
+                raise shutdown_refusal()
             if len(self.queue) + len(jobs) > self.limits.queue:
                 raise too_busy()
             self.queue.extend(jobs)
@@ -84,7 +84,7 @@ class Batcher:
             self.closed = True
             for job in self.queue:
                 if job.found.set_running_or_notify_cancel():
-                    job.found.set_exception(stopping())
+                    job.found.set_exception(shutdown_refusal())
             self.queue.clear()
             self.changed.notify()
 

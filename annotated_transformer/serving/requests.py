@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from annotated_transformer.data.files import parse_json
+from annotated_transformer.data.files import parse_object
 
 
 @dataclass(frozen=True)
@@ -73,26 +73,26 @@ def read_request(body: bytes, limits: Limits, most_beam: int, *, single: bool = 
     data = read_object(body)
     for name in data:
         if name not in (field, "beam", "alpha"):
-            raise wrong(ascii(name)[:40], f"is unknown; use {field}, beam and alpha")
+            raise field_refusal(ascii(name)[:40], f"is unknown; use {field}, beam and alpha")
     if field not in data:
-        raise wrong(field, "is missing")
+        raise field_refusal(field, "is missing")
     found = [data[field]] if single else data[field]
     if not isinstance(found, list):
-        raise wrong(field, "must be a list of strings")
+        raise field_refusal(field, "must be a list of strings")
     most = min(limits.sentences, limits.queue)
     if not 1 <= len(found) <= most:
-        raise wrong(field, f"must hold 1 to {most} sentences, not {len(found)}")
+        raise field_refusal(field, f"must hold 1 to {most} sentences, not {len(found)}")
     for i, sentence in enumerate(found):
         check_sentence(field if single else f"{field}[{i}]", sentence, limits)
     beam, alpha = data.get("beam", 1), data.get("alpha", 0.6)
     most = min(limits.beam, most_beam)
     if isinstance(beam, bool) or not isinstance(beam, int) or not 1 <= beam <= most:
-        raise wrong("beam", f"must be an integer from 1 to {most}")
+        raise field_refusal("beam", f"must be an integer from 1 to {most}")
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
     if not number or not 0 <= alpha <= 10:
-        raise wrong("alpha", "must be a number from 0 to 10")
+        raise field_refusal("alpha", "must be a number from 0 to 10")
     if beam == 1 and "alpha" in data:
-        raise wrong("alpha", "has no effect with beam 1; leave it out, or give a beam")
+        raise field_refusal("alpha", "has no effect with beam 1; leave it out, or give a beam")
     return Request(found, beam, float(alpha))
 
 
@@ -103,51 +103,50 @@ def read_object(body: bytes) -> dict[str, Any]:
         Refusal: The body is no such object.
     """
     try:
-        data = parse_json(body.decode(), object_pairs_hook=unique, parse_constant=no_number)
+        return parse_object(
+            body.decode(), object_pairs_hook=unique_fields, parse_constant=no_number
+        )
     except UnicodeDecodeError:
-        raise wrong("body", "is not valid UTF-8") from None
-    except ValueError:
-        raise wrong("body", "is not valid JSON, or is nested too deeply") from None
-    if not isinstance(data, dict):
-        raise wrong("body", "must be a JSON object")
-    return data
+        raise field_refusal("body", "is not valid UTF-8") from None
+    except ValueError as error:
+        raise field_refusal("body", f"is {error}") from None
 
 
-def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def unique_fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of an object; raise Refusal for one that is given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise wrong(ascii(twice)[:40], "is given twice")
+        raise field_refusal(ascii(twice)[:40], "is given twice")
     return found
 
 
 def no_number(text: str) -> float:
     """Refuse NaN and infinities, which JSON does not have."""
-    raise wrong("body", f"holds {text}, which is not JSON")
+    raise field_refusal("body", f"holds {text}, which is not JSON")
 
 
 def check_sentence(name: str, sentence: object, limits: Limits) -> None:
     """Raise Refusal if a sentence cannot be a line of text."""
     if not isinstance(sentence, str):
-        raise wrong(name, "must be a string")
+        raise field_refusal(name, "must be a string")
     if len(sentence) > limits.characters:
         much = f"{len(sentence)} characters, more than {limits.characters}"
-        raise wrong(name, f"has {much}; split it into sentences")
+        raise field_refusal(name, f"has {much}; split it into sentences")
     if any("\ud800" <= sign <= "\udfff" for sign in sentence):
-        raise wrong(name, "is not valid Unicode")
+        raise field_refusal(name, "is not valid Unicode")
     if len(sentence.splitlines()) > 1 or sentence[-1:] == "\n":
-        raise wrong(name, "holds a line break; give each line by itself")
+        raise field_refusal(name, "holds a line break; give each line by itself")
 
 
 def check_tokens(name: str, count: int, most: int) -> None:
     """Raise Refusal if a sentence has more tokens than fit."""
     if count > most:
-        raise wrong(name, f"has {count} tokens, more than {most}; split it into sentences")
+        raise field_refusal(name, f"has {count} tokens, more than {most}; split it into sentences")
 
 
-def wrong(field: str, reason: str) -> Refusal:
+def field_refusal(field: str, reason: str) -> Refusal:
     """Return the refusal of a field."""
     return Refusal(422, f"{field}: {reason}")
 
@@ -157,6 +156,6 @@ def too_busy() -> Refusal:
     return Refusal(503, "too many sentences are waiting; try again later", retry_after="1")
 
 
-def stopping() -> Refusal:
+def shutdown_refusal() -> Refusal:
     """Return the refusal of a request that the server, told to stop, had no time for."""
     return Refusal(503, "the server is stopping; try again later", retry_after="5")

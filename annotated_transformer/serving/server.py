@@ -12,7 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.interruption import handling
+from annotated_transformer.engine.interruption import handle_signals
 from annotated_transformer.serving.app import Service
 
 CONNECTIONS = 512  # at a time; uvicorn answers 503 beyond
@@ -46,7 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"{what}; choose another port, or 0 for any that is free") from None
 
 
-def address(sock: socket.socket) -> str:
+def address_of_socket(sock: socket.socket) -> str:
     """Return the address of a listening socket, as typed into a browser."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on the signals that end our commands; a second one stops at once."""
-        with handling(self.handle_exit):
+        with handle_signals(self.handle_exit):
             yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -265,7 +265,7 @@ def fit(
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and each of its parts back into its own afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -297,7 +297,7 @@ def evaluate(
         ValueError: There are no tokens.
     """
     nll, tokens, start = torch.zeros(()), 0, time.perf_counter()
-    with evaluating(model):
+    with evaluation_mode(model):
         for batch in batches:
             found = loss(model, batch, 0.0, 1)[1]
             nll, tokens = nll + found, tokens + batch.ntokens

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.notation import SPECIAL_IDS, SpecialIds
-from annotated_transformer.training.loop import evaluating, sum_type
+from annotated_transformer.training.loop import evaluation_mode, sum_type
 from annotated_transformer.translation.greedy import (
     StartSteps,
     Steps,
@@ -18,7 +18,7 @@ from annotated_transformer.translation.greedy import (
     readable_steps,
     round_up,
     source_batch,
-    strip,
+    strip_special_tokens,
 )
 
 
@@ -52,7 +52,7 @@ def _finished(
 ) -> Hypothesis:
     """Score an output, given with its end symbol unless it was cut."""
     score = log_probability / length_penalty(len(tokens), alpha)
-    return Hypothesis(strip(tokens, special), score, log_probability)
+    return Hypothesis(strip_special_tokens(tokens, special), score, log_probability)
 
 
 def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,6 +219,6 @@ def beam_search(
     src, mask = source_batch(sources, next(model.parameters()).device, special)
     limits = output_limits(model, sources, max_len, extra)
     now, done = _begin(limits, beam, alpha, src.device), _Done(limits, alpha, n_best, special)
-    with evaluating(model):
+    with evaluation_mode(model):
         _search(start(model, src, mask, beam), now, done, continuations)
     return [found[:n_best] for found in done.found]

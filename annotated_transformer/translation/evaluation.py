@@ -134,7 +134,7 @@ def by_length(
 LANGUAGES = ("cs", "de", "en", "fr")  # that Moses has rules for, and we have text of
 
 
-def moses(lines: Sequence[str], language: str, *, plain: bool = False) -> list[str]:
+def moses_tokenize(lines: Sequence[str], language: str, *, plain: bool = False) -> list[str]:
     """Cut words by the rules of Moses, and join them by spaces.
 
     Args:
@@ -169,7 +169,7 @@ def split_compounds(line: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
 
-def protocols(
+def score_protocols(
     hypotheses: Sequence[str], references: Sequence[str], language: str
 ) -> dict[str, dict[str, Any]]:
     """Score one output in the ways in which published numbers were counted.
@@ -182,8 +182,8 @@ def protocols(
     """
     check_lines(hypotheses, references)
     sides = [list(hypotheses), list(references)]
-    cut = [[line.lower() for line in moses(side, language)] for side in sides]
-    plain = [moses(side, language, plain=True) for side in sides]
+    cut = [[line.lower() for line in moses_tokenize(side, language)] for side in sides]
+    plain = [moses_tokenize(side, language, plain=True) for side in sides]
     split = [[split_compounds(line) for line in side] for side in plain]
     as_cut = BLEU(tokenize="none", smooth_method="none", force=True)
     ways: dict[str, tuple[BLEU, list[list[str]]]] = {

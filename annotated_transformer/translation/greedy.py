@@ -12,7 +12,7 @@ from torch import Tensor
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import padding_mask, subsequent_mask
 from annotated_transformer.notation import SPECIAL_IDS, SpecialIds
-from annotated_transformer.training.loop import evaluating
+from annotated_transformer.training.loop import evaluation_mode
 
 
 @torch.no_grad()
@@ -185,9 +185,9 @@ def greedy_search(
         return []
     src, mask = source_batch(sources, next(model.parameters()).device, special)
     limits = torch.tensor(output_limits(model, sources, max_len, extra), device=src.device)
-    with evaluating(model):
+    with evaluation_mode(model):
         found = decode_greedily(start(model, src, mask, 1), limits, special)
-    return [strip(row, special) for row in found.tolist()]
+    return [strip_special_tokens(row, special) for row in found.tolist()]
 
 
 def source_batch(
@@ -200,7 +200,7 @@ def source_batch(
     return src, padding_mask(src, pad)
 
 
-def strip(tokens: list[int], special: SpecialIds = SPECIAL_IDS) -> list[int]:
+def strip_special_tokens(tokens: list[int], special: SpecialIds = SPECIAL_IDS) -> list[int]:
     """Return the tokens before the end symbol, without padding."""
     end = tokens.index(special.eos) if special.eos in tokens else len(tokens)
     return [t for t in tokens[:end] if t != special.pad]

@@ -68,7 +68,7 @@ def spacy_tokenizer(language: str) -> Callable[[str], Any]:
     return tokenizer
 
 
-def cut(text: str, language: str) -> list[Entry]:
+def split_words(text: str, language: str) -> list[Entry]:
     """Split a text into words, each with whether no space stands before it."""
     found = list(spacy_tokenizer(language)(normal_blanks(text)))
     glued = [False, *(not token.whitespace_ for token in found)]  # to the word before
@@ -77,7 +77,7 @@ def cut(text: str, language: str) -> list[Entry]:
 
 def frequent_words(lines: Iterable[str], language: str, min_freq: int) -> list[Entry]:
     """Return the words that occur at least ``min_freq`` times, the most frequent first."""
-    counts = Counter(entry for line in lines for entry in cut(line, language))
+    counts = Counter(entry for line in lines for entry in split_words(line, language))
     frequent = [item for item in counts.items() if item[1] >= min_freq]
     return [entry for entry, _ in sorted(frequent, key=lambda item: (-item[1], item[0]))]
 
@@ -123,7 +123,7 @@ class WordTokenizer(Numbered):
 
     def encode(self, text: str) -> list[int]:
         """Return a number for each word; words outside the vocabulary become UNK."""
-        return [self._ids.get(entry, UNK) for entry in cut(text, self.language)]
+        return [self._ids.get(entry, UNK) for entry in split_words(text, self.language)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text, with a space where there was white space, and before unknown words."""

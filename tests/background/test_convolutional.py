@@ -19,7 +19,7 @@ from annotated_transformer.background.convolutional import (
     GatedConvolution,
     Source,
     SourceAttention,
-    add,
+    add_signals,
     windows,
 )
 from annotated_transformer.fast.loss import fast_batch_loss
@@ -411,7 +411,7 @@ def test_variance_is_kept(seed: int, dropout: float) -> None:
     assert growth(seed, dropout, break_it=lambda weight: weight.div_(2)) < 0.1
     assert growth(seed, dropout, scale=1.0) > 1000
     a, b = torch.randn(2, 100_000)
-    assert abs(add(a, b).var().item() - 1) < 0.05
+    assert abs(add_signals(a, b).var().item() - 1) < 0.05
 
 
 def whole(seed: int) -> tuple[float, float]:

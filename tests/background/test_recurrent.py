@@ -28,7 +28,7 @@ from annotated_transformer.background.recurrent import (
     RNNCell,
     State,
     perplexity,
-    sweep,
+    run_cell,
 )
 from annotated_transformer.data.grammar import grammar_pairs
 from tests.claims import cells
@@ -210,13 +210,13 @@ def test_state_that_runs_on_through_padding_is_noticed(
     def careless(
         cell: Cell, x: Tensor, state: State, keep: Tensor | None, *, backward: bool = False
     ) -> tuple[Tensor, State]:
-        y, end = sweep(cell, x, state, None, backward=backward)
+        y, end = run_cell(cell, x, state, None, backward=backward)
         return (y if keep is None else y.masked_fill(~keep, 0.0)), end
 
     torch.manual_seed(0)
     ours = GRU(3, 4, bidirectional=both).double()
     other = ours.to_torch()
-    monkeypatch.setattr(recurrent, "sweep", careless)
+    monkeypatch.setattr(recurrent, "run_cell", careless)
     assert distance(ours, other, 0, [6, 6]) < 1e-12
     assert distance(ours, other, 0, [4, 6]) > 1e-3
 

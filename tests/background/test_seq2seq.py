@@ -187,7 +187,7 @@ def test_attention_without_its_mask_is_noticed(form: Form, monkeypatch: pytest.M
     def careless(scores: Tensor, padding: Tensor) -> Tensor:
         return scores.softmax(-1)
 
-    monkeypatch.setattr(seq2seq, "weigh", careless)
+    monkeypatch.setattr(seq2seq, "attention_weights", careless)
     generator = torch.Generator().manual_seed(0)
     assert padding_error(make(form), [5, 2], 1, generator) > 1e-3
 
@@ -199,7 +199,7 @@ def test_an_encoder_that_reads_padding_is_noticed(
     def all_of_it(src: Tensor, src_mask: Tensor | None) -> Tensor:
         return torch.full((len(src),), src.size(1))
 
-    monkeypatch.setattr(seq2seq, "lengths", all_of_it)
+    monkeypatch.setattr(seq2seq, "source_lengths", all_of_it)
     generator = torch.Generator().manual_seed(0)
     assert padding_error(make(form), [5, 2], 1, generator) > 1e-3
 
@@ -504,8 +504,8 @@ def run_cells(marks: tuple[str, ...]) -> dict[str, Any]:
     return names
 
 
-LENGTHS = ('read_record("lengths.json")', "by_form = [", "by_choice = [")
-TRANSLATIONS = ('read_record("recurrent-running.json")', 'if running["runs"]:')
+LENGTHS = ('find_record("lengths.json")', "by_form = [", "by_choice = [")
+TRANSLATIONS = ('find_record("recurrent-running.json")', 'if running["runs"]:')
 
 
 def test_another_seed_in_the_records_breaks_nothing(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from annotated_transformer.engine.config import recipes
+from annotated_transformer.engine.config import list_recipes
 from annotated_transformer.engine.precision import Precision
 from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.model.architecture import EncoderDecoder
@@ -109,15 +109,15 @@ def test_overflow_at_every_scale_is_no_success() -> None:
 
 @pytest.mark.parametrize("part", sorted(gpu.COMMANDS))
 def test_the_commands_exist(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from annotated_transformer.cli.parsing import parse
+    from annotated_transformer.cli.parsing import parse_command_line
 
     said: list[tuple[str, ...]] = []
     monkeypatch.setattr(gpu, "run", lambda *words: said.append(words))
     gpu.COMMANDS[part](tmp_path / "record.json", CPU)
     module, *words = said[0]
     if module == "annotated_transformer":
-        command = parse(words)
-        assert getattr(command, "recipe", None) in (None, *recipes())
+        command = parse_command_line(words)
+        assert getattr(command, "recipe", None) in (None, *list_recipes())
     else:
         assert module == "benchmarks.ladder"
 

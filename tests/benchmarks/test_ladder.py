@@ -250,8 +250,8 @@ def test_each_rung_changes_what_it_says() -> None:
     assert patches("sorted batches") == set()
     assert patches("fused norm") == {"forward"}
     assert patches("fused attention") == {"forward", "attention"}
-    assert patches("loss in chunks") == {"attend", "dropout", "dropped_relu", "_packs"}
-    assert patches("one projection") == {"dropout", "dropped_relu", "_packs"}
+    assert patches("loss in chunks") == {"attend_rows", "cheap_dropout", "dropped_relu", "_packs"}
+    assert patches("one projection") == {"cheap_dropout", "dropped_relu", "_packs"}
     assert patches("fused Adam") == {"_packs"}
     bottom, padded, packed = (exact(up_to(n)) for n in (NAMES[0], "fused attention", "packed rows"))
     assert bottom.forward == bottom.padded_rows
@@ -283,7 +283,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, trainer: Train
 @pytest.mark.parametrize(
     ("owner", "name", "rung"),
     [
-        (fast_model, "attend", "one projection"),
+        (fast_model, "attend_rows", "one projection"),
         (fast_dropout, "dropout_factors", "few random bits"),
         (fast_attention._PackedAttention, "apply", "attention of rows"),
     ],

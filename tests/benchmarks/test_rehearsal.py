@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from annotated_transformer.cli.main import main
-from annotated_transformer.cli.parsing import parse
+from annotated_transformer.cli.parsing import parse_command_line
 from annotated_transformer.engine.config import load_recipe
 from benchmarks import rehearsal
 from benchmarks.workers import ROOT
@@ -41,7 +41,7 @@ def test_every_command_exists(tmp_path: Path) -> None:
     commands = rehearsal.commands(tmp_path, OPTIONS)
     assert list(commands) == ["prepare", "train", "average", "translate", "evaluate"]
     for words in commands.values():
-        parse(words[words.index("annotated_transformer") + 1 :])
+        parse_command_line(words[words.index("annotated_transformer") + 1 :])
 
 
 def test_all_processes_of_a_run_are_killed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from annotated_transformer.cli.main import main
-from annotated_transformer.engine.checkpoints import seal
+from annotated_transformer.engine.checkpoints import json_with_digest
 
 SIZES = (
     "--corpus files --layers 1 --vocabulary 400 --updates 6 --warmup 3 --max-len 128 --quiet "
@@ -39,7 +39,7 @@ def of_grammar(trained: Path, folder: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     config["training"]["options"]["corpus"] = "grammar"
     del config["sha256"]
-    (folder / "config.json").write_bytes(seal(config))
+    (folder / "config.json").write_bytes(json_with_digest(config))
     return folder
 
 

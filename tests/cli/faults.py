@@ -47,14 +47,14 @@ def overwrite_the_input() -> None:
 
 def trust_the_configuration() -> None:
     """Compare no digest of ``config.json``."""
-    load = checkpoints.load_object
+    load = checkpoints.load_run_object
 
     def trusting(path: Path) -> dict[str, Any]:
         data = load(path)
         data.pop("sha256", None)
-        return dict(json.loads(checkpoints.seal(data)))
+        return dict(json.loads(checkpoints.json_with_digest(data)))
 
-    checkpoints.load_object = trusting
+    checkpoints.load_run_object = trusting
 
 
 def trust_the_state() -> None:

@@ -126,7 +126,7 @@ def serve(number: int) -> None:
         import_module(f"annotated_transformer.cli.{kind}")
         for words in ([kind, "nowhere", "--device", "x"], TRAIN.split()):
             with contextlib.suppress(UsageError):
-                parsing.parse(words)
+                parsing.parse_command_line(words)
     torch.set_num_threads(1)
     for module in (systems, train):
         vars(module)["prepare_cpu"] = _no_measurement
@@ -204,11 +204,11 @@ def _become(job: Job) -> NoReturn:
 
 def _run(job: Job) -> int:
     from annotated_transformer.cli import main
-    from annotated_transformer.engine.interruption import handling
+    from annotated_transformer.engine.interruption import handle_signals
     from tests.cli.faults import FAULTS
 
     try:
-        with handling(main.stop):  # as they are once the command has begun
+        with handle_signals(main.raise_interrupt):  # as they are once the command has begun
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             if job.fault:
                 FAULTS[job.fault]()

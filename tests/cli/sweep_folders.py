@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from annotated_transformer.engine.checkpoints import seal
+from annotated_transformer.engine.checkpoints import json_with_digest
 from tests.cli.sweep import FILES, TRAIN, Case, Make, Place, put
 
 Damage = Callable[[Path], object]
@@ -228,7 +228,7 @@ def changed_configuration(path: str, value: object) -> Make:
         for key in parents:
             place = place[key]
         place[last] = value
-        file.write_bytes(seal(data))
+        file.write_bytes(json_with_digest(data))
 
     return copied(change, "config.json")
 

@@ -9,10 +9,10 @@ import sacrebleu
 from annotated_transformer.cli import ablation, systems
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpora import ParallelText, load_corpus
+from annotated_transformer.data.records import ABLATION, read_records
 from annotated_transformer.engine.checkpoints import load_system
 from annotated_transformer.engine.records import CHOSEN
 from annotated_transformer.engine.system import System, translate_lines
-from annotated_transformer.results.machine_translation import ABLATION, read_records
 from annotated_transformer.translation.evaluation import by_length
 from tests.cli.command import SIZES, Capture, fails, of_grammar
 
@@ -58,7 +58,7 @@ def test_capitals_do_not_count_for_a_system_that_writes_none(
     assert main(["evaluate", str(folder), "--beam", "1", "--quiet"]) == 0
     assert "case:lc" in capsys.readouterr().out
     system, test = load_system(folder), load_corpus("grammar", split="test", size=4)
-    step, found = ablation.measure(system, test, 1, 0.0, test.target, bar=False)
+    step, found = ablation.measure_search(system, test, 1, 0.0, test.target, bar=False)
     bleu = sacrebleu.BLEU(lowercase=True).corpus_score(found, [list(test.target)]).score
     assert step["scores"]["bleu"] == round(bleu, 2)
     assert step["gain"] == round(bleu - 100, 2)  # over the references, which are perfect

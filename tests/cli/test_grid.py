@@ -20,9 +20,15 @@ from sacrebleu.metrics.bleu import BLEU
 
 from annotated_transformer.cli import sweep
 from annotated_transformer.cli.main import main
-from annotated_transformer.cli.sweep import SweepError, cost, difference, packed, unpacked
+from annotated_transformer.cli.sweep import (
+    SweepError,
+    decode_bleu_counts,
+    encode_bleu_counts,
+    run_flops,
+    score_difference,
+)
 from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.sweep import load_grid, sweeps
+from annotated_transformer.engine.sweep import list_sweeps, load_grid
 from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
 from tests.processes import Command
 
@@ -52,7 +58,7 @@ def write_grid(folder: Path, **changes: Any) -> Path:
 
 
 def test_the_package_has_sweeps_that_can_be_trained() -> None:
-    for name in sweeps():
+    for name in list_sweeps():
         grid = load_grid(name)
         assert len(list(grid.runs())) == len(grid.rows) * grid.seeds
         described = grid.described()
@@ -109,7 +115,7 @@ def test_a_sweep_trains_what_is_missing(
     assert record["rows"]["A1"]["options"]["heads"] == 1
     assert [path.name for path in out.iterdir()] == ["small.json"]  # the runs are tidied away
     run = record["rows"]["base"]["runs"]["0"]
-    counts = unpacked(run["counts"])
+    counts = decode_bleu_counts(run["counts"])
     assert counts.shape == (12, 10)
     assert round(float(bleu_of_counts(counts.sum(0))), 2) == run["bleu"]
     assert re.search(rf"^base +{run['parameters']:,} ", table, re.MULTILINE)
@@ -183,8 +189,8 @@ def test_two_sweeps_may_share_a_record(
             assert told(capsys, *words, "A1")[0] == 0
         yield row, seed, result
 
-    monkeypatch.setattr(sweep, "finished", trained)
-    monkeypatch.setattr(sweep, "estimate", lambda *_: 0.0)
+    monkeypatch.setattr(sweep, "results_as_completed", trained)
+    monkeypatch.setattr(sweep, "estimate_seconds", lambda *_: 0.0)
     status, table, _ = told(capsys, *words, "base")
     assert status == 0
     rows = json.loads((out / "small.json").read_bytes())["rows"]
@@ -248,7 +254,7 @@ def test_a_plan_takes_no_pace_from_another_machine(
 ) -> None:
     """It then measures its own, from twenty updates."""
     options = load_grid(str(write_grid(tmp_path))).rows["base"]
-    here, theirs = sweep.hardware("cpu"), {"processor": "another", "gpu": "a fast one"}
+    here, theirs = sweep.describe_hardware("cpu"), {"processor": "another", "gpu": "a fast one"}
     runs = {"0": {"seconds": 100.0, "search_seconds": 20.0}}
     record: dict[str, Any] = {"hardware": here, "rows": {"base": {"runs": runs}}}
     left = [("base", 1, options), ("base", 2, options)]
@@ -264,18 +270,18 @@ def test_a_plan_takes_no_pace_from_another_machine(
 
     monkeypatch.setattr("annotated_transformer.cli.train.load_texts", lambda *_, **__: {})
     monkeypatch.setattr(sweep, "Trainer", Probe)
-    assert sweep.estimate(record, left, tmp_path, here) == pytest.approx(240)
+    assert sweep.estimate_seconds(record, left, tmp_path, here) == pytest.approx(240)
     elsewhere = {"hardware": theirs, "rows": record["rows"]}
     mixed = {"hardware": here, "rows": {"base": {"runs": {"0": {**runs["0"], "hardware": theirs}}}}}
     for other in (elsewhere, mixed):
-        found = sweep.estimate(other, left, tmp_path, here)
+        found = sweep.estimate_seconds(other, left, tmp_path, here)
         assert found == pytest.approx(4 * options.optim.updates)
 
 
 def test_costs_of_all_architectures_are_of_one_size() -> None:
     """A plan takes the pace of the first run for all rows, whatever their architecture is."""
     for name in ("architectures", "treebank"):
-        found = [cost(options) for options in load_grid(name).rows.values()]
+        found = [run_flops(options) for options in load_grid(name).rows.values()]
         assert max(found) < 20 * min(found)
 
 
@@ -296,13 +302,13 @@ def test_options_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @given(st.lists(st.lists(st.integers(0, 2**16 - 1), min_size=10, max_size=10), min_size=1))
 def test_counts_are_packed_without_loss(rows: list[list[int]]) -> None:
-    assert unpacked(packed(np.array(rows))).tolist() == rows
+    assert decode_bleu_counts(encode_bleu_counts(np.array(rows))).tolist() == rows
 
 
 def test_packed_counts_give_sacrebleus_score() -> None:
     wanted = ["the dog sleeps in the house .", "a cat sees the old man today ."]
     found = ["the dog sleeps in a house .", "a cat sees an old man today ."]
-    counts = unpacked(packed(all_counts(found, wanted)))
+    counts = decode_bleu_counts(encode_bleu_counts(all_counts(found, wanted)))
     assert float(bleu_of_counts(counts.sum(0))) == pytest.approx(
         BLEU().corpus_score(found, [wanted]).score
     )
@@ -311,9 +317,9 @@ def test_packed_counts_give_sacrebleus_score() -> None:
 def test_differences_are_paired() -> None:
     base = {str(seed): {"bleu": bleu} for seed, bleu in enumerate((10.0, 20.0, 30.0))}
     runs = {str(seed): {"bleu": bleu} for seed, bleu in enumerate((11.0, 21.0, 31.5))}
-    told = difference(base, runs, ["0", "1", "2"])
+    told = score_difference(base, runs, ["0", "1", "2"])
     mean, deviation = 3.5 / 3, statistics.stdev((1.0, 1.0, 1.5))
     reach = 4.302653 * deviation / 3**0.5  # Student's t for two degrees of freedom
     assert told == f"{mean:+.2f} BLEU ({mean - reach:+.2f} to {mean + reach:+.2f})"
-    assert difference(base, runs, ["0"]) == ""
+    assert score_difference(base, runs, ["0"]) == ""
     assert issubclass(SweepError, ValueError)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from annotated_transformer.cli import main as module
-from annotated_transformer.cli.main import describe
+from annotated_transformer.cli.main import error_message
 from tests.cli.command import Capture, fails
 
 HEAVY = {"torch", "numpy", "spacy", "tokenizers", "safetensors", "sacrebleu", "matplotlib"}
@@ -71,9 +71,9 @@ def test_a_missing_extra_is_named(missing: str, line: str, extra: str) -> None:
 
 def test_what_plots_need_is_an_extra_of_its_own() -> None:
     error = ModuleNotFoundError("No module named 'matplotlib.figure'", name="matplotlib.figure")
-    assert describe(error) == 'needs matplotlib: pip install ".[plots]" in the project folder'
+    assert error_message(error) == 'needs matplotlib: pip install ".[plots]" in the project folder'
     ours = "annotated_transformer.cli.nothing"
-    assert describe(ModuleNotFoundError("none", name=ours)) is None
+    assert error_message(ModuleNotFoundError("none", name=ours)) is None
 
 
 def test_a_mistake_of_ours_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:

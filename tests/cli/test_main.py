@@ -12,7 +12,7 @@ import pytest
 
 from annotated_transformer.cli import systems, translate
 from annotated_transformer.cli.main import main
-from annotated_transformer.cli.parsing import unboxed
+from annotated_transformer.cli.parsing import strip_error_box
 from annotated_transformer.engine.checkpoints import CheckpointError
 from tests.cli.command import Capture, fails
 
@@ -184,7 +184,7 @@ def test_a_terminal_of_few_signs_gets_the_same_line(
 
 
 def test_an_unknown_box_is_still_a_line() -> None:
-    assert unboxed("") == "these options are not understood"
+    assert strip_error_box("") == "these options are not understood"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from annotated_transformer.data.corpora import load_corpus
 from annotated_transformer.engine.checkpoints import load_system
 from annotated_transformer.engine.system import translate_lines
 from annotated_transformer.pretrained import RUNNING
-from annotated_transformer.serving.server import address, listen
+from annotated_transformer.serving.server import address_of_socket, listen
 from tests.cli.command import Capture, fails
 from tests.serving.servers import ask, started, until
 
@@ -82,7 +82,7 @@ def test_hosts(capsys: Capture) -> None:
     assert "--host no.such.name.invalid" in fails(capsys, "serve", "--host", "no.such.name.invalid")
     assert "--host 192.0.2.1: is no address of" in fails(capsys, "serve", "--host", "192.0.2.1")
     with listen("localhost", 0) as sock:
-        assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+", address(sock))
+        assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+", address_of_socket(sock))
 
 
 def test_other_hosts_than_this_machine_are_warned_of(

@@ -17,7 +17,7 @@ from annotated_transformer.data.corpora import ParallelText, load_corpus
 from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
-from annotated_transformer.engine.config import defaults
+from annotated_transformer.engine.config import default_options
 from tests.cli.command import SIZES, Capture, fails, write
 
 
@@ -153,7 +153,7 @@ def test_a_known_corpus_is_looked_over(
     )  # fmt: skip
     texts = {"train": drifted, "val": held}
     monkeypatch.setattr(systems, "load_corpus", lambda name, pair, split, **_: texts[split])
-    train.load_texts(defaults({"corpus": "iwslt2014"}).data, bar=False)
+    train.load_texts(default_options({"corpus": "iwslt2014"}).data, bar=False)
     said = capsys.readouterr().err
     assert "line n is translated by line n-1 of a.en" in said
     assert "9 distinct source sentences of val also occur in the training text" in said

@@ -16,11 +16,11 @@ from typing import IO, Any
 import pytest
 
 from annotated_transformer.cli import score, translate
-from annotated_transformer.cli.main import main, stop
+from annotated_transformer.cli.main import main, raise_interrupt
 from annotated_transformer.cli.options import Translate
 from annotated_transformer.data.text import MAX_LINE, live_lines
 from annotated_transformer.engine.checkpoints import load_system, load_tensors
-from annotated_transformer.engine.interruption import handling
+from annotated_transformer.engine.interruption import handle_signals
 from annotated_transformer.engine.scoring import score_pairs
 from annotated_transformer.engine.system import Translation, n_best_lines
 from annotated_transformer.fast.sampling import Sampling
@@ -333,7 +333,7 @@ def test_a_signal_that_does_not_wake_the_reader_is_noticed() -> None:
         0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     )
     end.start()
-    with handling(stop):
+    with handle_signals(raise_interrupt):
         strike.start()
         with pytest.raises(KeyboardInterrupt):
             translate.read_ready(read, 1)

@@ -16,9 +16,9 @@ from annotated_transformer.data.cleaning import (
     BLOCK,
     CleaningReport,
     FingerprintSet,
-    clean,
+    clean_pairs,
     drop_reason,
-    fingerprints,
+    pair_hashes,
     stream_sides,
 )
 from annotated_transformer.data.corpora import Preparation
@@ -98,10 +98,10 @@ def test_seen_is_a_set(blocks: list[list[int]]) -> None:
 
 def test_fingerprints_tell_pairs_apart() -> None:
     pairs = [("a", "b"), ("ab", ""), ("", "ab"), ("a", "b"), ("b", "a"), ("\udcff", "b")]
-    marks = fingerprints(pairs).tolist()
+    marks = pair_hashes(pairs).tolist()
     assert marks[0] == marks[3]
     assert len(set(marks)) == 5
-    assert fingerprints([]).tolist() == []
+    assert pair_hashes([]).tolist() == []
 
 
 def cleaned(
@@ -109,7 +109,9 @@ def cleaned(
 ) -> tuple[list[tuple[str, str]], CleaningReport]:
     report = CleaningReport()
     source, target = ([pair[side] for pair in pairs] for side in (0, 1))
-    return list(clean(("s", source), ("t", target), report, Preparation(**options), seen)), report
+    return list(
+        clean_pairs(("s", source), ("t", target), report, Preparation(**options), seen)
+    ), report
 
 
 @given(st.lists(st.tuples(*[st.sampled_from(["a", " a ", "b c", "", "d " * 9, "\udc80"])] * 2)))
@@ -152,7 +154,7 @@ def test_unequal_counts(extra: int, size: int) -> None:
     sides = [["x"] * size, ["y"] * size]
     sides[extra].append("z")
     names = ("t", "s") if extra == 0 else ("s", "t")
-    text = message(lambda: list(clean(("s", sides[0]), ("t", sides[1]), CleaningReport())))
+    text = message(lambda: list(clean_pairs(("s", sides[0]), ("t", sides[1]), CleaningReport())))
     assert f"{names[0]} ends after line {size}, but {names[1]} continues" in text
 
 

@@ -34,7 +34,7 @@ from annotated_transformer.data.corpora import (
 )
 from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile
 from annotated_transformer.data.files import CorpusError
-from annotated_transformer.engine.texts import place
+from annotated_transformer.engine.texts import line_location
 from tests.data.small import message
 
 MIRROR = Path(os.environ.get(DATA_VARIABLE, "nowhere"))  # the tests below unset it
@@ -116,10 +116,10 @@ def test_lines_that_are_counted_without_others_are_told(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"train.tags.de-en.{side}", text) for side in ("de", "en")]
     pairs = read_parallel(*paths)
     assert pairs.report() == "1 of 3 pairs dropped with a blank side: line 2 (without tags)"
-    assert place(pairs, 1, 0) == "train.tags.de-en.de (without tags), line 3"
+    assert line_location(pairs, 1, 0) == "train.tags.de-en.de (without tags), line 3"
     both = corpora._joined([pairs, pairs])
     assert both.report().endswith("lines 2, 5 (of all files together)")
-    assert place(both, 3, 1) == "train.tags.de-en.en (of all files together), line 6"
+    assert line_location(both, 3, 1) == "train.tags.de-en.en (of all files together), line 6"
     paths[0].write_bytes(text + b"c\n")
     told = message(lambda: read_parallel(*paths))
     assert f"{paths[0]} (without tags) has 4 lines and {paths[1]} (without tags) has 3" in told

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from annotated_transformer.data.corpora import ParallelText, Preparation, load_corpus, read_parallel
-from annotated_transformer.data.diagnosis import REMEDIES, Finding, diagnose
+from annotated_transformer.data.diagnosis import REMEDIES, Finding, diagnose_corpus
 from annotated_transformer.data.files import CorpusError
 
 TEXT = load_corpus("grammar", size=400)
@@ -30,7 +30,7 @@ def sides(text: ParallelText = TEXT) -> tuple[list[bytes], list[bytes]]:
 
 def test_a_sound_text_has_no_findings(tmp_path: Path) -> None:
     source, target = sides()
-    assert diagnose(*files(tmp_path, source, target)) == (len(source), [])
+    assert diagnose_corpus(*files(tmp_path, source, target)) == (len(source), [])
 
 
 def test_each_fault_is_found_at_its_line(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_each_fault_is_found_at_its_line(tmp_path: Path) -> None:
     target[49] = target[49] + b"\0"
     source[59], target[59] = source[1], target[1]
     target += [b"more", b"and more"]
-    pairs, found = diagnose(*files(tmp_path, source, target), examples=1)
+    pairs, found = diagnose_corpus(*files(tmp_path, source, target), examples=1)
     assert pairs == len(source)
     assert {each.kind: (each.count, each.lines) for each in found} == {
         "lines without a partner": (2, [pairs + 1]),
@@ -68,7 +68,7 @@ def test_what_training_takes_but_should_not_is_found(tmp_path: Path) -> None:
     for line, odd in enumerate(("\u200b", "\ufeff", "\xad", "\t", "\u2028", "\x85", "\u202e"), 20):
         source[line] = f"Die{odd} Hunde schlafen {line}".encode()
     source[30] = "Die\xa0Hunde – „schlafen“ … 犬".encode()
-    _, found = diagnose(*files(tmp_path, source, target), examples=9)
+    _, found = diagnose_corpus(*files(tmp_path, source, target), examples=9)
     assert {each.kind: each.lines for each in found} == {
         "blank": [6],
         "same on both sides": [5],
@@ -83,7 +83,7 @@ def test_a_drift_is_found_near_its_line(tmp_path: Path) -> None:
     source = [b"w%d " % i + b"wort " * n for i, n in enumerate(lengths)]
     target = [b"v%d " % i + b"word " * n for i, n in enumerate(lengths)]
     del target[300]
-    pairs, found = diagnose(*files(tmp_path, source, target))
+    pairs, found = diagnose_corpus(*files(tmp_path, source, target))
     kinds = {each.kind: each for each in found}
     assert abs(kinds["drift"].lines[0] - 301) <= 10
     assert "line n is translated by line n-1" in kinds["drift"].detail
@@ -102,27 +102,27 @@ def test_what_validation_has_is_found_in_either_language(tmp_path: Path) -> None
         folder = tmp_path / str(side)
         folder.mkdir()
         valid = read_parallel(*files(folder, *held), split="val", drop_blank=False)
-        (found,) = diagnose(*paths, valid=valid)[1]
+        (found,) = diagnose_corpus(*paths, valid=valid)[1]
         lines = [n for n, line in enumerate((source, target)[side], 1) if line == held[side][1]]
         assert found == Finding("in the validation text", len(lines), lines[:5])
 
 
 def test_limits_are_those_of_prepare(tmp_path: Path) -> None:
     paths = files(tmp_path, [b"a b c", b"a"], [b"a b c", b"b c"])
-    assert [each.kind for each in diagnose(*paths)[1]] == ["same on both sides"]
+    assert [each.kind for each in diagnose_corpus(*paths)[1]] == ["same on both sides"]
     options = Preparation(max_words=2, max_ratio=1.5)
-    kinds = [each.kind for each in diagnose(*paths, options=options)[1]]
+    kinds = [each.kind for each in diagnose_corpus(*paths, options=options)[1]]
     assert kinds == ["too long", "length ratio", "same on both sides"]
 
 
 def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
     paths = files(tmp_path, [b"a"], [b"b"])
     with pytest.raises(CorpusError, match="none: no such file"):
-        diagnose(tmp_path / "none", paths[1])
+        diagnose_corpus(tmp_path / "none", paths[1])
     (tmp_path / "empty").touch()
     for pair in ((tmp_path / "empty", paths[1]), (paths[0], tmp_path / "empty")):
         with pytest.raises(CorpusError, match="empty: the file is empty; give one sentence"):
-            diagnose(*pair)
+            diagnose_corpus(*pair)
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"a\n" * 5000)[:-9])
     with pytest.raises(CorpusError, match=r"x\.gz: damaged or cut short"):
-        diagnose(paths[0], tmp_path / "x.gz")
+        diagnose_corpus(paths[0], tmp_path / "x.gz")

@@ -26,8 +26,8 @@ from typing import Literal
 import pytest
 
 from annotated_transformer.data import downloads
-from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile, fetch
-from annotated_transformer.data.files import locked
+from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile, fetch_file
+from annotated_transformer.data.files import lock_folder
 from tests.data.small import message
 
 
@@ -147,7 +147,7 @@ def get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
         with monkeypatch.context() as patch:
             patch.setattr(downloads, "ATTEMPTS", attempts)
             patch.setattr(downloads, "TIMEOUT", timeout)
-            return fetch(file, mirror=mirror, cache=tmp_path / "cache", progress=False)
+            return fetch_file(file, mirror=mirror, cache=tmp_path / "cache", progress=False)
 
     return get_quickly
 
@@ -178,7 +178,7 @@ def test_what_another_process_fetches_is_waited_for(
     folder = tmp_path / "cache" / "c"
     folder.mkdir(parents=True)
     with futures.ThreadPoolExecutor() as pool:
-        with locked(folder, wait=False):
+        with lock_folder(folder, wait=False):
             path = pool.submit(get, remote(server, "x"))
             with pytest.raises(futures.TimeoutError):
                 path.result(timeout=0.3)
@@ -404,7 +404,7 @@ def test_full_device(server: Server, get: Callable[..., Path], tmp_path: Path) -
 
 def test_cache_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    text = message(lambda: fetch(remote(server, "x"), cache=tmp_path / "file", progress=False))
+    text = message(lambda: fetch_file(remote(server, "x"), cache=tmp_path / "file", progress=False))
     assert "cannot be written" in text
 
 
@@ -421,7 +421,7 @@ def test_the_default_cache(
     server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server.contents["x"] = CONTENT
-    path = fetch(remote(server, "x"))
+    path = fetch_file(remote(server, "x"))
     assert path.is_relative_to(tmp_path / "xdg" / "annotated-transformer")
     shown = capfd.readouterr().err
     assert f"c/x.gz: from {server.url('x')}" in shown
@@ -632,9 +632,9 @@ def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FETCH = """
 import hashlib, sys
-from annotated_transformer.data.downloads import RemoteFile, fetch
+from annotated_transformer.data.downloads import RemoteFile, fetch_file
 file = RemoteFile("c/x.gz", (sys.argv[1],), int(sys.argv[2]), sys.argv[3])
-print(fetch(file, cache=sys.argv[4], progress=False))
+print(fetch_file(file, cache=sys.argv[4], progress=False))
 """
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.data import cleaning
-from annotated_transformer.data.cleaning import BLOCK, CleaningReport, clean, find_shift
+from annotated_transformer.data.cleaning import BLOCK, CleaningReport, clean_pairs, find_shift
 from annotated_transformer.data.corpora import Preparation, read_parallel
 from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.data.grammar import grammar_pairs
@@ -32,7 +32,7 @@ def check_in_blocks(lengths: np.ndarray, size: int) -> tuple[int, int] | None:
     report, options = CleaningReport(), Preparation(allow_drift=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cleaning, "BLOCK", size)
-        for _ in clean(("s", source), ("t", target), report, options):
+        for _ in clean_pairs(("s", source), ("t", target), report, options):
             pass
     if not report.notes:
         return None

@@ -17,10 +17,10 @@ import pytest
 from annotated_transformer.data.files import (
     FileError,
     digest_of,
-    load_json,
-    locked,
+    load_object,
+    lock_folder,
     not_read,
-    regular,
+    regular_file,
     write_atomically,
 )
 from tests.pipes import pipe_at
@@ -106,17 +106,17 @@ def test_a_device_is_written_not_replaced(tmp_path: Path) -> None:
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b'{"a": 1}')
-    assert (load_json(path), load_json(str(path))) == ({"a": 1}, {"a": 1})
-    assert regular(path) == path
-    assert regular(tmp_path) == tmp_path  # opening it says what it is
+    assert (load_object(path), load_object(str(path))) == ({"a": 1}, {"a": 1})
+    assert regular_file(path) == path
+    assert regular_file(tmp_path) == tmp_path  # opening it says what it is
     with pipe_at(path):
-        for read in (regular, load_json, digest_of):
+        for read in (regular_file, load_object, digest_of):
             with pytest.raises(OSError, match="not a regular file") as caught:
                 read(path)
             assert caught.value.filename == str(path)
     for other, error in (("/dev/null", OSError), (tmp_path / "none", FileNotFoundError)):
         with pytest.raises(error):
-            regular(other)
+            regular_file(other)
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -171,8 +171,8 @@ def test_kill_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
 
 HOLD = """
 import sys, time
-from annotated_transformer.data.files import locked
-with locked(sys.argv[1], wait=False):
+from annotated_transformer.data.files import lock_folder
+with lock_folder(sys.argv[1], wait=False):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -184,10 +184,10 @@ def test_a_lock_is_held_by_one_process_and_freed_when_it_dies(tmp_path: Path) ->
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(BlockingIOError), locked(tmp_path, wait=False):
+        with pytest.raises(BlockingIOError), lock_folder(tmp_path, wait=False):
             pytest.fail("two hold it")
         other.kill()
-    with locked(tmp_path, wait=False):
+    with lock_folder(tmp_path, wait=False):
         assert list(tmp_path.iterdir()) == []
 
 
@@ -195,11 +195,11 @@ def test_waiting_for_a_lock_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     order = []
 
     def second() -> None:
-        with locked(tmp_path, wait=True):
+        with lock_folder(tmp_path, wait=True):
             order.append("second")
 
     with futures.ThreadPoolExecutor() as pool:
-        with locked(tmp_path, wait=True):
+        with lock_folder(tmp_path, wait=True):
             waiting = pool.submit(second)
             with pytest.raises(futures.TimeoutError):
                 waiting.result(timeout=0.3)
@@ -210,9 +210,9 @@ def test_waiting_for_a_lock_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_lock_is_freed_by_an_error(tmp_path: Path) -> None:
-    with contextlib.suppress(KeyError), locked(tmp_path, wait=False):
+    with contextlib.suppress(KeyError), lock_folder(tmp_path, wait=False):
         raise KeyError
-    with locked(tmp_path, wait=False):
+    with lock_folder(tmp_path, wait=False):
         pass
 
 
@@ -224,10 +224,10 @@ def test_where_there_are_no_locks_nothing_is_held(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", none)
-    with locked(tmp_path, wait=False), locked(tmp_path, wait=False):
+    with lock_folder(tmp_path, wait=False), lock_folder(tmp_path, wait=False):
         pass
 
 
 def test_a_folder_that_cannot_be_locked(tmp_path: Path) -> None:
-    with pytest.raises(OSError), locked(tmp_path / "none", wait=True):
+    with pytest.raises(OSError), lock_folder(tmp_path / "none", wait=True):
         pass

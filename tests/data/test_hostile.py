@@ -18,15 +18,15 @@ import pytest
 import safetensors.numpy
 
 from annotated_transformer.data import archives, downloads
-from annotated_transformer.data.archives import locate
+from annotated_transformer.data.archives import locate_file
 from annotated_transformer.data.corpora import Preparation, load_corpus, read_parallel
-from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile, fetch
-from annotated_transformer.data.files import FileError, not_written, parse_json, write_atomically
-from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.downloads import DATA_VARIABLE, RemoteFile, fetch_file
+from annotated_transformer.data.files import FileError, not_written, parse_object, write_atomically
+from annotated_transformer.data.prepare import prepare_corpus
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import Shard, TokenPairs, write_shard
 from annotated_transformer.engine.config import DataOptions
-from annotated_transformer.engine.texts import encode, learn_tokenizers
+from annotated_transformer.engine.texts import encode_pairs, learn_tokenizers
 from tests.data import small
 from tests.pipes import pipe_at
 
@@ -50,7 +50,7 @@ def write(folder: Path) -> dict[str, list[tuple[Path, Path]]]:
 
 
 def run(folder: Path, files: Any) -> Prepared:
-    return prepare(folder, files, OPTIONS, workers=1, log=lambda _: None)
+    return prepare_corpus(folder, files, OPTIONS, workers=1, log=lambda _: None)
 
 
 # -------------------------------------------------------------------- named pipes
@@ -104,13 +104,13 @@ def test_what_another_command_prints_is_prepared(tmp_path: Path) -> None:
 def test_pipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         feed(tmp_path / name / "pipe", name.encode())
-    found = [locate(tmp_path / name / "pipe", tmp_path / "u") for name in ("a", "b")]
+    found = [locate_file(tmp_path / name / "pipe", tmp_path / "u") for name in ("a", "b")]
     assert [path.read_bytes() for path in found] == [b"a", b"b"]
 
 
 def test_a_pipe_that_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "u").write_bytes(b"")
-    text = message(lambda: locate(feed(tmp_path / "pipe", b"a\n"), tmp_path / "u"))
+    text = message(lambda: locate_file(feed(tmp_path / "pipe", b"a\n"), tmp_path / "u"))
     assert text.endswith("pipe: cannot be written: Not a directory; choose another folder")
 
 
@@ -142,10 +142,12 @@ def test_a_full_disk_while_unpacking_and_fetching(
     monkeypatch.setattr(archives, "_extract", full)
     monkeypatch.setattr(downloads, "_download", full)
     (tmp_path / "x.tgz").write_bytes(b"")
-    text = message(lambda: locate(tmp_path / "x.tgz" / "a", tmp_path / "u"))
+    text = message(lambda: locate_file(tmp_path / "x.tgz" / "a", tmp_path / "u"))
     assert text.startswith(f"{tmp_path / 'x.tgz'}: ")
     assert "No space left on device; free some space, or" in text
-    text = message(lambda: fetch(RemoteFile("c/x", ("u",)), cache=tmp_path / "c", progress=False))
+    text = message(
+        lambda: fetch_file(RemoteFile("c/x", ("u",)), cache=tmp_path / "c", progress=False)
+    )
     assert "No space left on device; free some space, or" in text
     assert list((tmp_path / "u").iterdir()) == []
 
@@ -158,7 +160,7 @@ def test_links_in_a_circle(tmp_path: Path, name: str) -> None:
     assert "cannot be written: " in message(lambda: write_atomically(tmp_path / name, b"x"))
     assert "cannot be written: " in message(lambda: run(tmp_path / name, files))
     assert "not prepared" in message(lambda: Prepared(tmp_path / name))
-    assert "no such file" in message(lambda: locate(tmp_path / name, tmp_path / "u"))
+    assert "no such file" in message(lambda: locate_file(tmp_path / name, tmp_path / "u"))
     pairs = {**files, "train": [(tmp_path / name, files["train"][0][1])]}
     assert "no such file" in message(lambda: run(tmp_path / "out", pairs))
     assert "such folder" in message(lambda: load_corpus("multi30k", mirror=tmp_path / name))
@@ -171,7 +173,7 @@ def test_names_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "File name too long" in message(lambda: write_atomically(name, b"x"))
     assert "File name too long" in message(lambda: run(name, files))
     assert "File name too long" in message(lambda: Prepared(name))
-    assert "File name too long" in message(lambda: locate(name, tmp_path / "u"))
+    assert "File name too long" in message(lambda: locate_file(name, tmp_path / "u"))
     assert "File name too long" in message(lambda: load_corpus("multi30k", mirror=name))
     assert "File name too long" in message(lambda: load_corpus("multi30k", cache=name))
 
@@ -208,8 +210,10 @@ def test_without_a_home_a_mirror_will_do(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_json_that_is_nested_too_deeply() -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
-        parse_json(NESTED)
-    assert parse_json(b"[1]") == [1]
+        parse_object(NESTED)
+    with pytest.raises(ValueError, match="not a JSON object"):
+        parse_object(b"[1]")
+    assert parse_object(b'{"a": [1]}') == {"a": [1]}
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +303,7 @@ def test_reports_that_are_damaged_are_made_again(tmp_path: Path, content: str) -
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(out, files, OPTIONS, workers=1, log=stop)
+        prepare_corpus(out, files, OPTIONS, workers=1, log=stop)
     (out / "text" / "reports.json").write_text(content)
     run(out, files)
     assert (out / "prepared.json").read_bytes() == (tmp_path / "whole/prepared.json").read_bytes()
@@ -349,9 +353,11 @@ def test_a_line_of_a_megabyte_holds_nothing_up(tmp_path: Path, blanks: bool) -> 
     text, options = read_parallel(*files["train"][0]), DataOptions(vocabulary=600)
     tokenizers = learn_tokenizers(text, options)
     with pytest.raises(FileError, match=r"train.de, line 61: \d+ tokens, more than the"):
-        encode(text, tokenizers, options)
+        encode_pairs(text, tokenizers, options)
     said: list[str] = []
-    prepare(tmp_path / "out", files, replace(OPTIONS, vocabulary=600), workers=1, log=said.append)
+    prepare_corpus(
+        tmp_path / "out", files, replace(OPTIONS, vocabulary=600), workers=1, log=said.append
+    )
     assert said[:2] == [
         "60 of 61 pairs kept",
         "  1 dropped (1.64%), too long, first train.de, line 61",

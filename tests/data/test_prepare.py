@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from annotated_transformer.data import prepare as preparing
 from annotated_transformer.data import shards
 from annotated_transformer.data.corpora import Preparation, load_corpus, read_parallel
-from annotated_transformer.data.files import FileError, locked, write_atomically
+from annotated_transformer.data.files import FileError, lock_folder, write_atomically
 from annotated_transformer.data.prepare import (
     encode_shard,
     learn_subwords,
-    prepare,
+    prepare_corpus,
     read_text,
     worker_pool,
     write_text,
@@ -115,7 +115,7 @@ def files(tmp_path: Path) -> dict[str, list[tuple[Path, Path]]]:
 
 def run(folder: Path, files: Any, options: Preparation = OPTIONS, workers: int = 1) -> list[str]:
     said: list[str] = []
-    prepare(folder, files, options, workers=workers, shard_size=64, log=said.append)
+    prepare_corpus(folder, files, options, workers=workers, shard_size=64, log=said.append)
     return said
 
 
@@ -303,13 +303,13 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(alive, workers))
-    with locked(tmp_path / "out", wait=True):  # by a worker that had just begun to start
+    with lock_folder(tmp_path / "out", wait=True):  # by a worker that had just begun to start
         pass
     process.stderr.close()
     assert not (tmp_path / "out" / "prepared.json").exists()
     said: list[str] = []
     files, options = {"train": [train], "val": [val]}, Preparation(vocabulary=700)
-    prepare(tmp_path / "out", files, options, workers=1, log=said.append)
+    prepare_corpus(tmp_path / "out", files, options, workers=1, log=said.append)
     assert not any("pairs kept" in text for text in said)  # cleaned already
     found = Prepared(tmp_path / "out")
     assert [found.tokenizer.decode(s) for s, _ in plain(found.tokens())] == [a for a, _ in pairs]
@@ -659,7 +659,7 @@ def test_a_shard_of_another_corpus(tmp_path: Path, files: Any) -> None:
 def test_two_processes_do_not_prepare_one_folder(tmp_path: Path, files: Any) -> None:
     out = tmp_path / "p"
     out.mkdir()
-    with locked(out, wait=False):
+    with lock_folder(out, wait=False):
         assert "another process is preparing it" in message(lambda: run(out, files))
     run(out, files)
 
@@ -668,5 +668,5 @@ def test_no_bar_is_shown_where_the_error_stream_is_closed(
     tmp_path: Path, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    prepare(tmp_path / "out", files, OPTIONS, workers=1, shard_size=64, progress=True)
+    prepare_corpus(tmp_path / "out", files, OPTIONS, workers=1, shard_size=64, progress=True)
     assert (tmp_path / "out" / "prepared.json").exists()

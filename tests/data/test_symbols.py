@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from annotated_transformer.data.symbols import SymbolTokenizer, load_any_tokenizer, shape
+from annotated_transformer.data.symbols import SymbolTokenizer, load_any_tokenizer, word_shape
 from annotated_transformer.notation import BOS, EOS, PAD, UNK
 from annotated_transformer.translation.tokenizers import BPETokenizer, TokenizerError
 
@@ -38,7 +38,7 @@ def test_symbols_are_whole() -> None:
     ],
 )  # fmt: skip
 def test_a_word_that_is_not_known_has_a_shape(word: str, expected: str) -> None:
-    assert shape(word) == expected
+    assert word_shape(word) == expected
     tokenizer = SymbolTokenizer([*ENTRIES, expected])
     assert tokenizer.tokens(tokenizer.encode(word)) == [expected]
     assert SymbolTokenizer(ENTRIES).encode(word) == [UNK]

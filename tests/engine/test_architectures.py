@@ -15,9 +15,9 @@ from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import (
     CheckpointError,
+    json_with_digest,
     load_system,
     load_tensors,
-    seal,
 )
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.precision import PreciseLoss, Precision
@@ -214,7 +214,7 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     data = json.loads(path.read_text())
     assert data.pop("sha256")
     assert data["architecture"] == "transformer"
-    path.write_bytes(seal({**data, "architecture": "perceptron"}))
+    path.write_bytes(json_with_digest({**data, "architecture": "perceptron"}))
     told = re.escape(f"{path}: damaged (ValueError: this version has no architecture 'perceptron'")
     with pytest.raises(CheckpointError, match=told):
         load_system(tmp_path)

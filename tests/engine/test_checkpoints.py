@@ -26,6 +26,8 @@ from annotated_transformer.engine.checkpoints import (
     average_weights,
     best_weights,
     check_fingerprint,
+    json_with_digest,
+    list_snapshots,
     load_system,
     load_tensors,
     load_weights,
@@ -34,8 +36,6 @@ from annotated_transformer.engine.checkpoints import (
     save_system,
     save_tensors,
     save_weights,
-    seal,
-    snapshots,
     weights_of,
 )
 from annotated_transformer.engine.system import System, join_systems
@@ -260,7 +260,7 @@ def test_a_wrong_configuration_is_refused(change: dict[str, Any], tmp_path: Path
     save_system(make_system(), tmp_path)
     path = tmp_path / "config.json"
     data = {k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"}
-    path.write_bytes(seal({**data, **change}))  # with the right digest
+    path.write_bytes(json_with_digest({**data, **change}))  # with the right digest
     with pytest.raises(CheckpointError) as error:
         load_system(tmp_path)
     one_line(error, tmp_path)
@@ -545,7 +545,7 @@ def test_more_than_were_kept_cannot_be_averaged(last: int, tmp_path: Path) -> No
 
 def test_checkpoints_of_other_tokenizers_are_not_averaged(tmp_path: Path) -> None:
     kept(tmp_path, 3)
-    first, second, _ = snapshots(tmp_path)
+    first, second, _ = list_snapshots(tmp_path)
     tensors, data = load_tensors(first)
     save_tensors(first, tensors, {**data, "tokenizers": ["another"]})
     with pytest.raises(CheckpointError, match="its tokenizer differs from") as error:
@@ -557,7 +557,7 @@ def test_checkpoints_that_do_not_fit_are_not_averaged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no files to average"):
         average_weights([])
     kept(tmp_path, 3)
-    first, second, third = snapshots(tmp_path)
+    first, second, third = list_snapshots(tmp_path)
     save_tensors(first, {"a": torch.ones(2)}, {})
     with pytest.raises(CheckpointError, match="its tensors differ from") as error:
         average_system(tmp_path)

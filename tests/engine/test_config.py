@@ -16,12 +16,12 @@ from annotated_transformer.engine.config import (
     ModelOptions,
     Options,
     UsageError,
-    check,
+    build_options,
+    check_options,
     check_sources,
-    choose,
-    defaults,
+    default_options,
+    list_recipes,
     load_recipe,
-    recipes,
 )
 from annotated_transformer.model.transformer import ModelConfig
 
@@ -92,13 +92,15 @@ def test_no_name_is_in_two_groups() -> None:
 )
 def test_values_that_cannot_work(change: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=f"^{re.escape(told)}") as error:
-        check(Options().replace(**change))
+        check_options(Options().replace(**change))
     assert "\n" not in str(error.value)
 
 
 def test_values_at_their_limits_work() -> None:
-    check(Options().replace(dropout=0.0, layers=256, updates=1, smoothing=0.999, save_every=0.0))
-    check(Options().replace(architecture="rnn", layers=3, dropout=0.5))
+    check_options(
+        Options().replace(dropout=0.0, layers=256, updates=1, smoothing=0.999, save_every=0.0)
+    )
+    check_options(Options().replace(architecture="rnn", layers=3, dropout=0.5))
 
 
 @pytest.mark.parametrize(
@@ -151,24 +153,24 @@ def test_files_of_other_languages_are_refused(
 
 def test_files_imply_their_corpus() -> None:
     two = (Path("a"), Path("b"))
-    assert choose({"train_files": two, "valid_files": two}).data.corpus == "files"
-    assert choose({"prepared": Path("p")}).data.corpus == "prepared"
+    assert build_options({"train_files": two, "valid_files": two}).data.corpus == "files"
+    assert build_options({"prepared": Path("p")}).data.corpus == "prepared"
     with pytest.raises(UsageError, match="--train-files: only for --corpus files, not multi30k"):
-        choose({"train_files": two, "corpus": "multi30k"})
+        build_options({"train_files": two, "corpus": "multi30k"})
     with pytest.raises(UsageError, match="--valid-files is missing: give two files"):
-        choose({"train_files": two})
+        build_options({"train_files": two})
 
 
 # --- recipes ---------------------------------------------------------------------------------
 
 
 def test_recipes_can_work_and_say_where_they_come_from() -> None:
-    assert set(recipes()) > {"grammar", "multi30k", "multi30k-lower", "iwslt14", *PAPERS}
-    for name, about in recipes().items():
-        check(load_recipe(name))
+    assert set(list_recipes()) > {"grammar", "multi30k", "multi30k-lower", "iwslt14", *PAPERS}
+    for name, about in list_recipes().items():
+        check_options(load_recipe(name))
         assert len(about) > 20, name
     for corpus in CORPORA:
-        assert defaults({"corpus": corpus}).data.corpus == corpus
+        assert default_options({"corpus": corpus}).data.corpus == corpus
 
 
 def test_the_paper_is_followed() -> None:
@@ -194,9 +196,9 @@ def test_the_recipe_of_the_best_records_is_the_default() -> None:
     for pair in pairs:
         own = [record for record in records if record["options"]["pair"] == pair]
         best = max(own, key=lambda record: float(record["scores"][averaged]["bleu"]))["options"]
-        chosen = choose({"corpus": "multi30k", "pair": pair, "seed": best["seed"]})
+        chosen = build_options({"corpus": "multi30k", "pair": pair, "seed": best["seed"]})
         assert best == {"model": "transformer", **shared(chosen, best)}
-        cased = choose({"recipe": "multi30k-cased", "pair": pair, "seed": best["seed"]})
+        cased = build_options({"recipe": "multi30k-cased", "pair": pair, "seed": best["seed"]})
         assert shared(cased, best) == {**shared(chosen, best), "tokenizer": "bpe"}
     assert load_recipe("multi30k-lower") == load_recipe("multi30k")
 
@@ -207,21 +209,21 @@ def shared(options: Options, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_ill_fits_a_recipe_is_left_out() -> None:
-    assert defaults({}).model.layers == 2
-    assert defaults({"preset": "tiny"}).model.layers == 2
-    base = defaults({"preset": "base"})
+    assert default_options({}).model.layers == 2
+    assert default_options({"preset": "tiny"}).model.layers == 2
+    base = default_options({"preset": "base"})
     assert (base.model.layers, base.model.dropout) == (None, None)
-    assert base.optim == defaults({}).optim
-    assert choose({"preset": "base", "layers": 3}).model.layers == 3
-    assert defaults({"corpus": "multi30k", "preset": "base"}).model.norm == "pre"
+    assert base.optim == default_options({}).optim
+    assert build_options({"preset": "base", "layers": 3}).model.layers == 3
+    assert default_options({"corpus": "multi30k", "preset": "base"}).model.norm == "pre"
     for corpus in CORPORA:
         for name in ("rnn", "rnn-attention", "rnn-dot", "convolution"):
-            options = defaults({"corpus": corpus, "architecture": name})
+            options = default_options({"corpus": corpus, "architecture": name})
             assert options.model == ModelOptions(name, dropout=options.model.dropout)
-            check(options)
-    assert defaults({"prepared": Path("x"), "preset": "big"}).optim.updates == 300_000
-    assert defaults({"recipe": "multi30k-lower"}).data.tokenizer == "bpe-lower"
-    chosen = choose({"recipe": "multi30k-lower", "seed": 5, "pair": "en-de"})
+            check_options(options)
+    assert default_options({"prepared": Path("x"), "preset": "big"}).optim.updates == 300_000
+    assert default_options({"recipe": "multi30k-lower"}).data.tokenizer == "bpe-lower"
+    chosen = build_options({"recipe": "multi30k-lower", "seed": 5, "pair": "en-de"})
     assert chosen == load_recipe("multi30k-lower").replace(seed=5, pair="en-de")
 
 
@@ -229,7 +231,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text('{"like": "grammar", "optim": {"updates": 7}, "run": {"log_every": 1}}')
     assert load_recipe(path) == load_recipe("grammar").replace(updates=7, log_every=1)
-    assert choose({"recipe": str(path), "seed": 3}).optim.updates == 7
+    assert build_options({"recipe": str(path), "seed": 3}).optim.updates == 7
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from annotated_transformer.engine.processes import launched, process_group, rendezvous_store
+from annotated_transformer.engine.processes import process_group, rendezvous_store, torchrun_ranks
 from tests.processes import ONE_THREAD, Command, together, torchrun
 
 
@@ -64,7 +64,7 @@ def test_numbers_of_torchrun_that_cannot_be(
     for key, word in {**given, name: value}.items():
         monkeypatch.setenv(key, word)
     with pytest.raises(ValueError, match=re.escape(told)) as error:
-        launched()
+        torchrun_ranks()
     assert len(str(error.value)) < 120
 
 

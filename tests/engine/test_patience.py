@@ -12,11 +12,11 @@ from annotated_transformer.engine.checkpoints import (
     AVERAGED,
     WEIGHTS,
     best_weights,
+    list_snapshots,
     load_system,
     load_tensors,
-    snapshots,
 )
-from annotated_transformer.engine.config import Options, UsageError, check
+from annotated_transformer.engine.config import Options, UsageError, check_options
 from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.engine.state import Point, TrainState
 from annotated_transformer.engine.system import translate_lines
@@ -70,7 +70,7 @@ def test_a_run_stops_where_patience_ends(tmp_path: Path, scripted: list[Trainer]
     assert [point.update for point in run.state.curve] == [EPOCH * n for n in range(1, 6)]
     assert [point.valid_bleu for point in run.state.curve] == BLEU[:5]
     assert load_tensors(tmp_path / "model.safetensors")[1]["update"] == 2 * EPOCH
-    assert [int(path.stem) for path in snapshots(tmp_path)] == [18, 20]  # the last one, too
+    assert [int(path.stem) for path in list_snapshots(tmp_path)] == [18, 20]  # the last one, too
     assert (tmp_path / AVERAGED).exists()
     again = trained(tmp_path, options, scripted)  # the same command has nothing to do
     assert again.state.updates == 5 * EPOCH
@@ -152,7 +152,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         ({"patience": 0}, "--patience 0: must be at least 1"),
     ):
         with pytest.raises(UsageError, match=words):
-            check(LONG.replace(**changes))
+            check_options(LONG.replace(**changes))
 
 
 def test_a_flag_that_is_new_is_named_without_a_value(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from annotated_transformer.engine.precision import (
     DynamicLossScale,
     PreciseLoss,
     Precision,
-    bucketed,
+    pad_to_bucket,
 )
 from annotated_transformer.fast.loss import linear_cross_entropy
 from annotated_transformer.model.architecture import EncoderDecoder
@@ -201,7 +201,7 @@ def test_the_norm_of_all_gradients() -> None:
 @given(st.integers(1, 7), st.integers(2, 40))
 def test_a_bucket_changes_no_token(sentences: int, longest: int) -> None:
     batch = some_batch(sentences, longest, seed=sentences)
-    src, tgt = bucketed(batch)
+    src, tgt = pad_to_bucket(batch)
     assert src.size(1) in BUCKETS
     assert src.shape == tgt.shape
     assert len(src) >= 2
@@ -212,11 +212,11 @@ def test_a_bucket_changes_no_token(sentences: int, longest: int) -> None:
 
 def test_a_bucket_is_never_longer_than_the_model() -> None:
     batch = of_length(34, 3)
-    assert bucketed(batch)[0].size(1) == bucketed(batch, 48)[0].size(1) == 48
-    assert bucketed(batch, 35)[0].size(1) == 35
+    assert pad_to_bucket(batch)[0].size(1) == pad_to_bucket(batch, 48)[0].size(1) == 48
+    assert pad_to_bucket(batch, 35)[0].size(1) == 35
     far = Batch(torch.full((2, 1500), 5), torch.full((2, 9), 5))
-    assert bucketed(far)[0].size(1) == bucketed(far, 1500)[0].size(1) == 1500
-    assert bucketed(far, 2000)[0].size(1) == 2000
+    assert pad_to_bucket(far)[0].size(1) == pad_to_bucket(far, 1500)[0].size(1) == 1500
+    assert pad_to_bucket(far, 2000)[0].size(1) == 2000
 
 
 def of_length(length: int, sentences: int, seed: int = 0) -> Batch:
@@ -282,7 +282,7 @@ def test_a_compiled_model_has_a_program_for_each_bucket() -> None:
     lengths = set()
     for seed in range(24):
         batch = some_batch(seed % 6 + 1, 3 + 2 * seed, seed)
-        lengths.add(bucketed(batch)[0].size(1))
+        lengths.add(pad_to_bucket(batch)[0].size(1))
         loss_of(batch, 0.1, batch.ntokens)[0].backward()
     assert 3 < len(programs) == len(lengths) <= len(BUCKETS)
 

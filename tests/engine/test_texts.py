@@ -15,7 +15,7 @@ from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine import texts as module
 from annotated_transformer.engine.config import OptimOptions, UsageError
-from annotated_transformer.engine.texts import encode, learn_tokenizers, updates_to_come
+from annotated_transformer.engine.texts import encode_pairs, learn_tokenizers, updates_to_come
 from annotated_transformer.training.batches import token_batches
 from tests.engine.small import OPTIONS, TEXTS
 
@@ -54,18 +54,18 @@ def test_a_long_sentence_is_named_by_file_and_line(side: int, tmp_path: Path) ->
     tokenizers = learn_tokenizers(TEXTS[0], DATA)
     name = ("a.de", "a.en")[side]
     with pytest.raises(CorpusError, match=f"{name}, line 5: .*--skip-long"):
-        encode(text, tokenizers, replace(DATA, max_len=20))
-    short = encode(text, tokenizers, replace(DATA, max_len=20, skip_long=True))
+        encode_pairs(text, tokenizers, replace(DATA, max_len=20))
+    short = encode_pairs(text, tokenizers, replace(DATA, max_len=20, skip_long=True))
     assert len(short) == 2
     with pytest.raises(CorpusError, match="all sentences are too long"):
-        encode(text, tokenizers, replace(DATA, max_len=1, skip_long=True))
+        encode_pairs(text, tokenizers, replace(DATA, max_len=1, skip_long=True))
 
 
 def test_tabs_and_quotes_are_text(tmp_path: Path) -> None:
     lines = ['Er sagt "ja"\tund geht.', '"', "\tein Wort"]
     text = files(tmp_path, lines, lines)
     tokenizers = learn_tokenizers(TEXTS[0], DATA)
-    encoded = encode(text, tokenizers, DATA)
+    encoded = encode_pairs(text, tokenizers, DATA)
     sources = [source.tolist() for source, _ in encoded.pairs(range(len(encoded)))]
     assert [tokenizers[0].decode(ids) for ids in sources] == lines
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated_transformer.data.corpora import Preparation, load_corpus
 from annotated_transformer.data.files import FileError
-from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepare import prepare_corpus
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine import checkpointer, texts, trainer, updater
 from annotated_transformer.engine.checkpointer import (
@@ -40,21 +40,21 @@ from annotated_transformer.engine.checkpoints import (
     CheckpointError,
     average_system,
     best_weights,
+    json_with_digest,
+    list_snapshots,
     load_system,
     load_tensors,
     save_tensors,
-    seal,
-    snapshots,
     weights_of,
 )
 from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.interruption import handling, interruption, undisturbed
+from annotated_transformer.engine.interruption import collect_signals, defer_signals, handle_signals
 from annotated_transformer.engine.journal import Journal, read_journal
 from annotated_transformer.engine.precision import PreciseLoss
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import updates_to_come
 from annotated_transformer.engine.trainer import Trainer, choose_precision
-from annotated_transformer.engine.updater import prefetched, replay
+from annotated_transformer.engine.updater import prefetch_items, replay_update
 from annotated_transformer.fast import loss as fast_loss
 from annotated_transformer.training import loop
 from annotated_transformer.training.batches import Batch
@@ -79,7 +79,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         files[split] = [(paths[0][0], paths[1][0])]
     data = OPTIONS.data
     made = Preparation(vocabulary=data.vocabulary, max_len=data.max_len)
-    return prepare(folder / "out", files, made, workers=1, shard_size=16)
+    return prepare_corpus(folder / "out", files, made, workers=1, shard_size=16)
 
 
 SHARDED = OPTIONS.replace(corpus="prepared", updates=14, max_tokens=400)
@@ -227,13 +227,13 @@ def test_the_average_is_that_of_the_last_snapshots(
     class Watched(checkpointer.Checkpointer):
         def snapshot(self, system: System, update: int, keep: int) -> None:
             super().snapshot(system, update, keep)
-            last = snapshots(self.folder)[-1]
+            last = list_snapshots(self.folder)[-1]
             seen[last.stem] = {n: p.clone() for n, p in weights_of(system.model).items()}
 
     monkeypatch.setattr(trainer, "Checkpointer", Watched)
     run = Trainer(options, tmp_path, TEXTS)
     assert run.train(progress=False)
-    kept = snapshots(tmp_path)
+    kept = list_snapshots(tmp_path)
     assert [path.stem for path in kept] == sorted(seen)[-3:]
     assert len(kept) > 1
     assert int(kept[-1].stem) == options.optim.updates
@@ -257,9 +257,9 @@ def test_weights_from_a_lost_future_are_not_averaged(tmp_path: Path) -> None:
     options = OPTIONS.replace(average=4, average_every=2, save_every=1e6)
     assert not Trainer(options.replace(steps=4), tmp_path, TEXTS).train(progress=False)
     for number in (3, 6, 99):  # as a run leaves them that is killed before its next checkpoint
-        shutil.copy(snapshots(tmp_path)[0], tmp_path / f"snapshots/{number:08d}.safetensors")
+        shutil.copy(list_snapshots(tmp_path)[0], tmp_path / f"snapshots/{number:08d}.safetensors")
     assert Trainer(options.replace(updates=5), tmp_path, TEXTS).train(progress=False)
-    assert [int(path.stem) for path in snapshots(tmp_path)] == [2, 3, 4, 5]
+    assert [int(path.stem) for path in list_snapshots(tmp_path)] == [2, 3, 4, 5]
 
 
 def test_the_better_weights_are_taken(tmp_path: Path) -> None:
@@ -328,9 +328,9 @@ def test_a_training_begun_before_an_option_existed_goes_on(
     path = tmp_path / "old" / "config.json"
     data = json.loads(path.read_text())
     del data["training"]["options"]["average"], data["sha256"]
-    path.write_bytes(seal(data))
+    path.write_bytes(json_with_digest(data))
     assert Trainer(OPTIONS, tmp_path / "old", TEXTS).state.updates == OPTIONS.optim.updates
-    path.write_bytes(seal(data))
+    path.write_bytes(json_with_digest(data))
     with pytest.raises(UsageError, match="--average 0, not 4"):
         Trainer(OPTIONS.replace(average=4), tmp_path / "old", TEXTS)
 
@@ -442,7 +442,7 @@ def test_a_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with interruption() as caught:
+    with collect_signals() as caught:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)  # the same, by another way
         assert caught == [signal.SIGTERM, signal.SIGINT]
@@ -456,7 +456,7 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     found: list[list[int]] = []
 
     def work() -> None:
-        with interruption() as caught:
+        with collect_signals() as caught:
             found.append(caught)
 
     thread = threading.Thread(target=work)
@@ -494,7 +494,7 @@ def test_a_loss_that_is_no_number_stops_and_can_be_seen_again(tmp_path: Path) ->
     lines = load_tensors(path)[1]["lines"]
     groups = next(iter(updates_to_come(run.pairs, OPTIONS.optim, 0)))[2]
     assert lines == sorted(i + 1 for numbers in groups for i in numbers)
-    assert all(math.isnan(number) for number in replay(path))
+    assert all(math.isnan(number) for number in replay_update(path))
 
 
 def test_a_kept_update_is_computed_again_to_the_bit(
@@ -517,7 +517,7 @@ def test_a_kept_update_is_computed_again_to_the_bit(
         run.train(progress=False)
     (path,) = (tmp_path / "non_finite").iterdir()
     torch.manual_seed(77)
-    loss, norm = replay(path)
+    loss, norm = replay_update(path)
     assert math.isfinite(loss)
     assert norm == seen[0]
 
@@ -680,7 +680,7 @@ def test_what_comes_is_made_one_ahead(ahead: bool) -> None:
             raise FileError("damaged")
         return n * n
 
-    stream = prefetched(range(6), make, ahead)
+    stream = prefetch_items(range(6), make, ahead)
     for n in range(4):
         assert next(stream) == (n, n * n)
         end = time.monotonic() + 20
@@ -689,8 +689,8 @@ def test_what_comes_is_made_one_ahead(ahead: bool) -> None:
         assert made == list(range(n + 1 + ahead))
     with pytest.raises(FileError, match="damaged"):
         next(stream)
-    assert list(prefetched([], make, ahead)) == []
-    assert list(prefetched([2], make, ahead)) == [(2, 4)]
+    assert list(prefetch_items([], make, ahead)) == []
+    assert list(prefetch_items([2], make, ahead)) == [(2, 4)]
 
 
 def test_tensorboard_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -974,7 +974,7 @@ def test_float16_that_always_overflows_ends_with_an_error(tmp_path: Path) -> Non
     assert all(map(torch.equal, before, run.system.model.parameters()))
     (path,) = (tmp_path / "non_finite").iterdir()
     assert load_tensors(path)[1]["scale"] == 1.0
-    assert all(map(math.isfinite, replay(path)))  # without the hook
+    assert all(map(math.isfinite, replay_update(path)))  # without the hook
 
 
 def test_float16_that_never_learned_is_not_called_finished(tmp_path: Path) -> None:
@@ -987,9 +987,17 @@ def test_float16_that_never_learned_is_not_called_finished(tmp_path: Path) -> No
 def test_overflows_that_end_are_forgotten(tmp_path: Path) -> None:
     run = Trainer(OPTIONS.replace(precision="float16", updates=30), tmp_path, TEXTS)
     overflowing(run, 15 + updater.MOST_SKIPPED - 1)
-    assert run.train(progress=False)
+    with pytest.warns(UserWarning, match="24 of 30 updates changed nothing, .*; try --precision"):
+        assert run.train(progress=False)
     assert run.state.learned == 30 - 15 - updater.MOST_SKIPPED + 1
     assert run.state.skipped == 0
+
+
+def test_half_of_the_updates_may_overflow_without_a_warning(tmp_path: Path) -> None:
+    run = Trainer(OPTIONS.replace(precision="float16"), tmp_path, TEXTS)
+    overflowing(run, 4)
+    assert run.train(progress=False)  # a warning would be an error here
+    assert run.state.learned == 4
 
 
 def test_an_update_in_tf32_can_be_computed_again_without_a_gpu(
@@ -1004,7 +1012,7 @@ def test_an_update_in_tf32_can_be_computed_again_without_a_gpu(
     data["options"]["precision"] = "tf32"
     save_tensors(path, {n: t.clone() for n, t in tensors.items()}, data)
     with pytest.warns(UserWarning, match="precision tf32: .*; using float32 instead"):
-        assert all(math.isnan(number) for number in replay(path))
+        assert all(math.isnan(number) for number in replay_update(path))
 
 
 def test_a_compiled_run_learns_as_one_that_is_not(tmp_path: Path) -> None:
@@ -1023,11 +1031,11 @@ def test_what_is_undisturbed_is_done_before_the_signal_counts() -> None:
     done = []
 
     def work() -> None:
-        with undisturbed():
+        with defer_signals():
             signal.raise_signal(signal.SIGTERM)
             done.append("work")
         done.append("more")
 
-    with handling(signal.default_int_handler), pytest.raises(KeyboardInterrupt) as caught:
+    with handle_signals(signal.default_int_handler), pytest.raises(KeyboardInterrupt) as caught:
         work()
     assert (done, caught.value.args) == (["work"], (signal.SIGTERM,))

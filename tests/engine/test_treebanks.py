@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from annotated_transformer.cli.systems import load_split
-from annotated_transformer.data.archives import locate
+from annotated_transformer.data.archives import locate_file
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.downloads import DATA_VARIABLE
 from annotated_transformer.data.files import CorpusError
-from annotated_transformer.data.symbols import shape
+from annotated_transformer.data.symbols import word_shape
 from annotated_transformer.engine import treebanks
 from annotated_transformer.engine.config import CORPORA as CHOICES
-from annotated_transformer.engine.config import UsageError, choose, defaults, load_recipe
+from annotated_transformer.engine.config import (
+    UsageError,
+    build_options,
+    default_options,
+    load_recipe,
+)
 from annotated_transformer.engine.texts import learn_tokenizers
 from annotated_transformer.engine.treebanks import (
     FILES,
@@ -91,10 +96,12 @@ def test_phrases_are_the_constituents_of_two_words_or_more() -> None:
 
 def test_phrases_are_for_parsers() -> None:
     with pytest.raises(UsageError, match="--tokenizer: not for a parser"):
-        choose({"corpus": "grammar-trees", "tokenizer": "words"})
+        build_options({"corpus": "grammar-trees", "tokenizer": "words"})
     with pytest.raises(UsageError, match="--phrases: is for a parser"):
-        choose({"corpus": "grammar", "phrases": True})
-    assert choose({"corpus": "grammar-trees", "pair": "en-trees", "phrases": True}).data.phrases
+        build_options({"corpus": "grammar", "phrases": True})
+    assert build_options(
+        {"corpus": "grammar-trees", "pair": "en-trees", "phrases": True}
+    ).data.phrases
 
 
 def test_checksums_tell_texts_apart(mirror: Path) -> None:
@@ -135,7 +142,7 @@ def test_what_there_is_not() -> None:
 def test_treebanks_are_corpora_with_recipes() -> None:
     assert set(TREEBANKS) < set(CHOICES)
     for name in TREEBANKS:
-        options = defaults({"corpus": name})
+        options = default_options({"corpus": name})
         assert (options.data.corpus, options.data.pair) == (name, "-".join(LANGUAGES))
     assert is_parser(LANGUAGES)
     assert not is_parser(("de", "en"))
@@ -175,12 +182,15 @@ def test_words_stand_in_the_tree_before_their_tags() -> None:
 
 def test_no_word_is_taken_for_a_bracket_a_tag_or_a_special_symbol() -> None:
     words, line = "(NP )S /NN <unk> a", "(S DT NN VBZ DT NN )S"
-    assert safe_words(words).split() == [*map(shape, words.split()[:4]), "a"]
+    assert safe_words(words).split() == [*map(word_shape, words.split()[:4]), "a"]
     symbols = with_words(line, words).split()
     assert without_words(symbols) == line.split()
     text = ParallelText("own", "train", LANGUAGES, (words,), (line,), "", ())
     found = tree_vocabulary(text, 9)
-    assert set(found.tokens(found.encode(safe_words(words)))) <= {*map(shape, words.split()), "a"}
+    assert set(found.tokens(found.encode(safe_words(words)))) <= {
+        *map(word_shape, words.split()),
+        "a",
+    }
 
 
 def test_the_frequent_words_are_kept_and_the_others_known_by_their_shape() -> None:
@@ -247,8 +257,8 @@ def test_the_archive_is_unpacked_once(mirror: Path, monkeypatch: pytest.MonkeyPa
 
     def watched(path: Path, folder: Path) -> Path:
         unpacked.append(path)
-        return locate(path, folder)
+        return locate_file(path, folder)
 
-    monkeypatch.setattr(treebanks, "locate", watched)
+    monkeypatch.setattr(treebanks, "locate_file", watched)
     load_treebank("treebank", split="test", mirror=mirror)
     assert len(unpacked) == 1

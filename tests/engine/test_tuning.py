@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from annotated_transformer.data.corpora import Preparation, load_corpus
-from annotated_transformer.data.prepare import prepare
+from annotated_transformer.data.prepare import prepare_corpus
 from annotated_transformer.engine.checkpoints import load_system, save_system, weights_of
-from annotated_transformer.engine.config import Options, UsageError, choose, defaults
+from annotated_transformer.engine.config import Options, UsageError, build_options, default_options
 from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.engine.trainer import Trainer
 from tests.engine.small import TEXTS, bits_of
@@ -23,7 +23,7 @@ OTHER = (load_corpus("grammar", size=40, seed=5), TEXTS[1])
 def tuning(folder: Path, **changes: Any) -> Options:
     """Return the options to fine-tune a run."""
     few = {"updates": 6, "warmup": 2, "max_tokens": 256, "peak": 1e-3, "average": 0}
-    return choose({"finetune_from": folder, "corpus": "grammar", **few, **changes})
+    return build_options({"finetune_from": folder, "corpus": "grammar", **few, **changes})
 
 
 def test_the_first_weights_are_those_of_the_run(straight: Trainer, tmp_path: Path) -> None:
@@ -57,10 +57,10 @@ def test_an_interrupted_tuning_ends_with_the_same_bits(straight: Trainer, tmp_pa
 
 
 def test_sizes_come_from_the_run(straight: Trainer) -> None:
-    found = defaults({"finetune_from": straight.folder, "corpus": "grammar"})
+    found = default_options({"finetune_from": straight.folder, "corpus": "grammar"})
     assert (found.model.layers, found.data.max_len) == (1, 128)
     assert found.data.vocabulary == 300
-    assert found.optim.peak == defaults({"corpus": "grammar"}).optim.peak
+    assert found.optim.peak == default_options({"corpus": "grammar"}).optim.peak
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -101,7 +101,9 @@ def test_other_architectures_languages_and_tokenizers_are_refused(
         for path, side in zip(paths, (text.source, text.target), strict=True):
             path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
         files[split] = [(paths[0], paths[1])]
-    corpus = prepare(tmp_path / "p", files, Preparation(vocabulary=290, max_len=128), workers=1)
+    corpus = prepare_corpus(
+        tmp_path / "p", files, Preparation(vocabulary=290, max_len=128), workers=1
+    )
     with pytest.raises(UsageError, match=r"has another tokenizer than .*; give the files with"):
         Trainer(options.replace(corpus="prepared"), tmp_path / "a", corpus)
     save_system(replace(system, training={}), tmp_path / "bare")  # nobody knows how it was trained
@@ -122,4 +124,4 @@ def test_a_folder_without_a_sound_run_is_refused(
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UsageError, match=words):
-        defaults({"finetune_from": tmp_path})
+        default_options({"finetune_from": tmp_path})

@@ -7,7 +7,7 @@ import pytest
 
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.options import Train
-from annotated_transformer.cli.parsing import parse
+from annotated_transformer.cli.parsing import parse_command_line
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.config import load_recipe
 from annotated_transformer.engine.journal import read_journal
@@ -18,7 +18,7 @@ from benchmarks.prepare import write_corpus
 
 @pytest.mark.parametrize("preset", ["base", "big"])
 def test_the_command_has_the_settings_of_the_paper(preset: str) -> None:
-    command = parse(["train", "--prepared", "wmt14", "--preset", preset])
+    command = parse_command_line(["train", "--prepared", "wmt14", "--preset", preset])
     assert isinstance(command, Train)
     options = command.options.replace(prepared=None)
     assert options == load_recipe(f"paper-{preset}-en-de").replace(pair=options.data.pair)

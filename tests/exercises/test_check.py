@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from annotated_transformer.exercises import check, find, machinery
-from annotated_transformer.exercises.calls import call
-from annotated_transformer.exercises.declare import brief, size
+from annotated_transformer.exercises.calls import call_answer
+from annotated_transformer.exercises.declare import brief_value, case_size
 from annotated_transformer.exercises.show import draw_examples
 from annotated_transformer.model.architecture import LayerNorm
 from annotated_transformer.model.attention import attention
@@ -100,10 +100,10 @@ def test_a_long_list_of_mistakes_is_left_through_the_first_other_answer(
     def counted(*given: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        return call(*given, **options)
+        return call_answer(*given, **options)
 
-    monkeypatch.setattr(machinery, "call", counted)
-    result, trial = machinery.run("adam_step", exercise, wrong)
+    monkeypatch.setattr(machinery, "call_answer", counted)
+    result, trial = machinery.run_check("adam_step", exercise, wrong)
     assert result.mistake == known
     assert calls < 3 * len(trial.tried) + 4 * len(exercise.mistakes)
 
@@ -157,7 +157,9 @@ def test_the_smallest_failing_case_is_reported_and_fails() -> None:
     assert result.case is not None
     exercise = find("dropout")
     assert not torch.equal(wrong(*result.case), drop(*result.case))
-    assert size(result.case) <= min(size(case) for case in exercise.examples if case[0].size(1) > 2)
+    assert case_size(result.case) <= min(
+        case_size(case) for case in exercise.examples if case[0].size(1) > 2
+    )
 
 
 def test_a_failure_is_the_same_again_in_any_order() -> None:
@@ -252,11 +254,11 @@ def test_a_notebook_shows_heat_maps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_small_tensor_is_not_drawn() -> None:
-    _, trial = machinery.run("bleu", find("bleu"), find("bleu").reference)
+    _, trial = machinery.run_check("bleu", find("bleu"), find("bleu").reference)
     assert draw_examples("bleu", [one[:3] for one in trial.tried[:3]]) is None
 
 
 def test_brief_is_short() -> None:
-    assert brief({"w": torch.zeros(2, 9)}) == "{'w': float32 (2, 9)}"
-    assert brief(list(range(100)), 20) == "[0, 1, 2, 3, 4, 5, …"
-    assert brief(drop) == "drop"
+    assert brief_value({"w": torch.zeros(2, 9)}) == "{'w': float32 (2, 9)}"
+    assert brief_value(list(range(100)), 20) == "[0, 1, 2, 3, 4, 5, …"
+    assert brief_value(drop) == "drop"

@@ -19,15 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from annotated_transformer.data.cleaning import CleaningReport, clean
+from annotated_transformer.data.cleaning import CleaningReport, clean_pairs
 from annotated_transformer.data.corpora import Preparation, read_parallel
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.devices import mfu
 from annotated_transformer.engine.texts import line_numbers
 from annotated_transformer.exercises import NAMES, find, machinery
-from annotated_transformer.exercises.calls import Outcome, call
+from annotated_transformer.exercises.calls import Outcome, call_answer
 from annotated_transformer.exercises.declare import Answer, Case, Draw, Exercise
-from annotated_transformer.exercises.machinery import run
+from annotated_transformer.exercises.machinery import run_check
 from annotated_transformer.fast.decoding import attend_once
 from annotated_transformer.fast.sampling import Sampling
 from annotated_transformer.model.attention import attention
@@ -56,19 +56,19 @@ def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def once(answer: Answer, case: Case, exercise: Exercise, *, seed: int) -> Outcome:
         if answer is not exercise.reference:
-            return call(answer, case, exercise, seed=seed)
+            return call_answer(answer, case, exercise, seed=seed)
         if (answer, seed) not in WANTED:
-            WANTED[answer, seed] = call(answer, case, exercise, seed=seed)
+            WANTED[answer, seed] = call_answer(answer, case, exercise, seed=seed)
         return WANTED[answer, seed]
 
     monkeypatch.setattr(machinery, "Draw", int)  # with_its_cases makes a Draw of the seed
-    monkeypatch.setattr(machinery, "call", once)
+    monkeypatch.setattr(machinery, "call_answer", once)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_reference_passes(name: str) -> None:
     exercise = find(name)
-    result, trial = run(name, exercise, exercise.reference)
+    result, trial = run_check(name, exercise, exercise.reference)
     assert result.passed, result.message
     assert len(exercise.examples) == 3
     assert len(exercise.mistakes) >= 3
@@ -79,7 +79,7 @@ def test_the_reference_passes(name: str) -> None:
 @pytest.mark.parametrize(("name", "message"), MISTAKES)
 def test_a_mistake_is_named(name: str, message: str) -> None:
     exercise = with_its_cases(name)
-    result, _ = run(name, exercise, exercise.mistakes[message])
+    result, _ = run_check(name, exercise, exercise.mistakes[message])
     assert not result.passed
     assert result.mistake == message
     assert f"likely mistake: {message}" in result.message
@@ -268,7 +268,7 @@ def pairs_of_package(
 ) -> list[tuple[str, str]]:
     source, target = (("text", [pair[n] for pair in pairs]) for n in range(2))
     options = Preparation(max_words=most, max_ratio=ratio)
-    return list(clean(source, target, CleaningReport(), options))
+    return list(clean_pairs(source, target, CleaningReport(), options))
 
 
 def vocabulary_by_maximum(
@@ -368,7 +368,7 @@ OTHERS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "yours"), OTHERS)
 def test_what_is_right_passes_in_other_words(name: str, yours: Any) -> None:
-    result, _ = run(name, find(name), yours)
+    result, _ = run_check(name, find(name), yours)
     assert result.passed, result.message
 
 
@@ -426,7 +426,7 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "yours"), WRONG)
 def test_what_is_wrong_in_few_cases_is_refused(name: str, yours: Any) -> None:
-    result, _ = run(name, find(name), yours)
+    result, _ = run_check(name, find(name), yours)
     assert not result.passed
 
 

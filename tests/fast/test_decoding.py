@@ -137,8 +137,8 @@ def test_fast_is_readable(
 @needs_onednn
 def test_the_comparison_notices_a_wrong_step(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (src, mask) = model(), block(0, 3)
-    slow, joined = readable(net, src, mask)(torch.tensor([4, 5, 6])), module.joined
-    monkeypatch.setattr(module, "joined", lambda *linears, **_: joined(*linears))
+    slow, joined = readable(net, src, mask)(torch.tensor([4, 5, 6])), module.fuse_linears
+    monkeypatch.setattr(module, "fuse_linears", lambda *linears, **_: joined(*linears))
     fast = start_steps(net, src, mask)(torch.tensor([4, 5, 6]))
     assert not torch.allclose(fast.double().log_softmax(-1), slow, rtol=1e-4, atol=1e-4)
 
@@ -221,9 +221,9 @@ def test_each_sub_layer_has_its_own_order() -> None:
 
 def test_products_by_onednn_are_for_float32_on_a_cpu() -> None:
     layer = torch.nn.Linear(8, 6)
-    assert type(module.joined(layer)) is OnednnLinear
-    assert type(module.joined(layer.double())) is PlainLinear
-    assert type(module.joined(layer.bfloat16())) is PlainLinear
+    assert type(module.fuse_linears(layer)) is OnednnLinear
+    assert type(module.fuse_linears(layer.double())) is PlainLinear
+    assert type(module.fuse_linears(layer.bfloat16())) is PlainLinear
 
 
 @settings(max_examples=20)

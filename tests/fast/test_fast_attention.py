@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from annotated_transformer.fast import attention as module
 from annotated_transformer.fast.attention import (
     SHORT,
-    attend,
+    attend_rows,
     fused_attention,
-    linear,
+    fused_linear,
     plain_is_faster,
 )
 from annotated_transformer.fast.packing import PackedMask, Rows
@@ -74,7 +74,7 @@ def packed_run(
     """Self-attention without a memory, attention to the memory otherwise."""
     q = queries.pack(x)
     k = q if memory is None else keys.pack(memory)
-    return attend(layer, q, k, PackedMask(mask, queries, keys))
+    return attend_rows(layer, q, k, PackedMask(mask, queries, keys))
 
 
 @settings(max_examples=30)
@@ -135,9 +135,9 @@ def test_the_derivative_by_finite_differences() -> None:
     layer, keep = make(), keep_of([2, 3])
     rows = Rows(keep)
     mask = PackedMask(keep.unsqueeze(1) & subsequent_mask(3), rows, rows)
-    assert torch.autograd.gradcheck(lambda x: attend(layer, x, x, mask), normal(5, 8))
+    assert torch.autograd.gradcheck(lambda x: attend_rows(layer, x, x, mask), normal(5, 8))
     assert torch.autograd.gradcheck(
-        lambda x, memory: attend(layer, x, memory, mask), (normal(5, 8), normal(5, 8))
+        lambda x, memory: attend_rows(layer, x, memory, mask), (normal(5, 8), normal(5, 8))
     )
 
 
@@ -175,7 +175,7 @@ def test_linear_layers_side_by_side(seed: int, rows: int, count: int, packed: bo
     torch.manual_seed(seed)
     x = normal(rows, 5) if packed else normal(2, rows, 5)
     layers = [nn.Linear(5, size).double() for size in range(2, 2 + count)]
-    found = linear(x, *layers)
+    found = fused_linear(x, *layers)
     expected = torch.cat([layer(x) for layer in layers], dim=-1)
     inputs = [x, *(p for layer in layers for p in layer.parameters())]
     assert_equal([found], [expected])

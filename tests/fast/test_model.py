@@ -17,7 +17,7 @@ from annotated_transformer.fast import attention as attention_module
 from annotated_transformer.fast import dropout as dropout_module
 from annotated_transformer.fast import model as module
 from annotated_transformer.fast.decoding import start_steps
-from annotated_transformer.fast.dropout import LEVELS, dropout, dropout_factors
+from annotated_transformer.fast.dropout import LEVELS, cheap_dropout, dropout_factors
 from annotated_transformer.fast.loss import FastLoss, fast_batch_loss
 from annotated_transformer.fast.model import FastModel, can_accelerate
 from annotated_transformer.model import multi_head
@@ -98,7 +98,7 @@ def test_long_sentences_take_the_fused_kernel_and_agree(options: dict[str, Any])
 
 
 def test_a_wrong_attention_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "attend", lambda attn, x, memory, mask: x)
+    monkeypatch.setattr(module, "attend_rows", lambda attn, x, memory, mask: x)
     with pytest.raises(AssertionError):
         assert_equal(model(), batch(0))
 
@@ -127,11 +127,11 @@ def test_dropout_is_at_work_in_training_alone(dropped: str) -> None:
 def test_the_cheap_dropout_keeps_as_many_and_the_mean(seed: int, p: float) -> None:
     torch.manual_seed(seed)
     x = torch.ones(200, 301, dtype=torch.double)
-    y = dropout(nn.Dropout(p), x)
+    y = cheap_dropout(nn.Dropout(p), x)
     share = float((y == 0).double().mean())
     assert abs(share - p) < 6 * (p * (1 - p) / x.numel()) ** 0.5
     assert torch.allclose(y[y != 0], torch.tensor(1 / (1 - p), dtype=torch.double), rtol=1e-4)
-    assert torch.equal(dropout(nn.Dropout(p).eval(), x), x)
+    assert torch.equal(cheap_dropout(nn.Dropout(p).eval(), x), x)
 
 
 @pytest.mark.parametrize("p", [1e-4, 0.1, 0.3, 0.5, 0.999])
@@ -165,17 +165,17 @@ def test_dropout_repeats_with_the_seed_and_has_the_derivative_of_its_mask() -> N
 
     def drop(x: Tensor) -> Tensor:
         torch.manual_seed(3)  # the same decisions each time
-        return dropout(module, x)
+        return cheap_dropout(module, x)
 
     assert torch.equal(drop(x), drop(x))
-    assert not torch.equal(drop(x), dropout(module, x))
+    assert not torch.equal(drop(x), cheap_dropout(module, x))
     assert torch.autograd.gradcheck(drop, x)
-    assert dropout(nn.Dropout(0.0), x) is x
+    assert cheap_dropout(nn.Dropout(0.0), x) is x
 
 
 def test_dropout_elsewhere_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: ("pytorch", p))
-    assert dropout(nn.Dropout(0.5), torch.empty(3, device="meta")) == ("pytorch", 0.5)
+    assert cheap_dropout(nn.Dropout(0.5), torch.empty(3, device="meta")) == ("pytorch", 0.5)
 
 
 # --- nothing leaks ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.fast.model import embed
+from annotated_transformer.fast.model import embed_rows
 from annotated_transformer.fast.packing import PackedMask, Rows
 from annotated_transformer.model.transformer import make_model
 
@@ -74,8 +74,8 @@ def test_embedded_rows_have_the_positions_of_their_sentences(positions: str) -> 
     net = make_model(9, 9, N=1, d_model=8, d_ff=8, h=2, dropout=0.0, positions=positions, max_len=6)
     keep = torch.tensor([[True, True, False, True], [False, True, True, True]])  # gaps, too
     tokens = torch.randint(0, 9, keep.shape)
-    found = embed(net.src_embed, tokens, Rows(keep))
+    found = embed_rows(net.src_embed, tokens, Rows(keep))
     assert torch.equal(found, net.src_embed(tokens)[keep])
     long = torch.ones(1, 7, dtype=torch.long)
     with pytest.raises(IndexError, match="7 tokens, and only 6 positions"):
-        embed(net.src_embed, long, Rows(long > 0))
+        embed_rows(net.src_embed, long, Rows(long > 0))

@@ -14,11 +14,7 @@ from torch import Tensor
 
 from annotated_transformer.fast.decoding import CachedSteps, start_steps
 from annotated_transformer.fast.linear import CHUNK, OnednnLinear, chunk_maxima
-from annotated_transformer.fast.search import (
-    beam_search,
-    best_continuations,
-    log_total,
-)
+from annotated_transformer.fast.search import beam_search, best_continuations, log_total
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.translation import beam_search as readable

@@ -16,7 +16,7 @@ from environments import build, content, copy_project
 from house import ROOT
 
 from annotated_transformer.cli.options import Serve
-from annotated_transformer.cli.parsing import parse
+from annotated_transformer.cli.parsing import parse_command_line
 from tests.serving.servers import running
 
 TEXT = (ROOT / "Dockerfile").read_text("utf-8")
@@ -81,7 +81,7 @@ def test_what_is_copied_builds_the_whole_wheel(built: dict[str, Path], tmp_path:
 def test_its_command_is_one_of_ours() -> None:
     program, *words = json.loads(of("ENTRYPOINT")[0])
     assert program == "annotated-transformer"
-    command = parse([*words, "/system"])
+    command = parse_command_line([*words, "/system"])
     assert isinstance(command, Serve)
     assert [str(command.port)] == of("EXPOSE")
     assert command.host == "0.0.0.0"

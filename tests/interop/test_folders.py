@@ -15,9 +15,9 @@ from annotated_transformer.engine.system import System
 from annotated_transformer.interop.ctranslate2 import export_ctranslate2
 from annotated_transformer.interop.folders import (
     ExportError,
-    card,
     check_heads,
     check_out,
+    model_card,
     portable_tokenizer,
     token_strings,
     whole_folder,
@@ -187,5 +187,5 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_the_card_of_the_packages_model_says_that_it_translates_both_ways() -> None:
     system = load_pretrained().system
     title = "# A Transformer from de to en"
-    assert f"{title} and back\n" in card(system, None, "", "")
-    assert f"{title}\n" in card(dataclasses.replace(system, training={}), None, "", "")
+    assert f"{title} and back\n" in model_card(system, None, "", "")
+    assert f"{title}\n" in model_card(dataclasses.replace(system, training={}), None, "", "")

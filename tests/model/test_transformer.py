@@ -251,6 +251,15 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert build_model(V, V, config).config is config
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [((0, 10), "src_vocab=0"), ((10, 0), "tgt_vocab=0"), ((10.0, 10), "src_vocab=10.0")],
+)
+def test_an_impossible_vocabulary_is_refused(sizes: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}: must be a whole number above 0"):
+        make_model(*sizes)
+
+
 def test_misspelt_options_are_refused() -> None:
     with pytest.raises(TypeError, match="attention_droput"):
         make_model(V, V, attention_droput=0.1)

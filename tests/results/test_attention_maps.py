@@ -37,11 +37,11 @@ from annotated_transformer.results.attention_maps import (
     at_distances,
     attention_weights,
     capture_attention,
-    chance,
-    hits,
+    chance_rates,
+    draw_heads,
+    hit_rates,
     live_heads,
-    overview,
-    stacked,
+    stack_weights,
 )
 from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer
@@ -106,8 +106,8 @@ def test_weights_of_an_earlier_call_stay() -> None:
     run(model, make_batch(SOURCES, TARGETS))
     before = attention_weights(model)
     run(model, make_batch(SOURCES[:1], TARGETS[:1]))
-    assert stacked(before, "cross").size(0) == 2
-    assert stacked(attention_weights(model), "cross").size(0) == 1
+    assert stack_weights(before, "cross").size(0) == 2
+    assert stack_weights(attention_weights(model), "cross").size(0) == 1
 
 
 def test_a_part_may_be_read_alone() -> None:
@@ -115,9 +115,9 @@ def test_a_part_may_be_read_alone() -> None:
     model.encode(batch.src, batch.src_mask)
     assert sorted(attention_weights(model.encoder)) == ["layers.0.self_attn", "layers.1.self_attn"]
     weights = attention_weights(model)
-    assert stacked(weights, "encoder").shape == (2, 2, 4, 5, 5)
+    assert stack_weights(weights, "encoder").shape == (2, 2, 4, 5, 5)
     with pytest.raises(KeyError, match="cross"):
-        stacked(weights, "cross")
+        stack_weights(weights, "cross")
 
 
 def test_a_model_without_weights_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_look_takes_sub_words() -> None:
     assert "".join(maps.source).replace("▁", " ").strip() == lines[0] + "</s>"
     assert "".join(maps.target).replace("▁", " ") == "<s> " + lines[1]
     assert len(maps.source) > 6
-    overview(maps.weights["cross"], *maps.labels("cross"))
+    draw_heads(maps.weights["cross"], *maps.labels("cross"))
 
 
 def test_neighbours_in_the_batch_do_not_matter() -> None:
@@ -195,7 +195,7 @@ HAND = torch.arange(2 * 2 * 3 * 4).view(2, 2, 3, 4) / 48
 
 
 def test_overview_shows_every_head_at_its_place() -> None:
-    figure = overview(HAND, QUERIES, KEYS)
+    figure = draw_heads(HAND, QUERIES, KEYS)
     *heads, scale = figure.axes
     assert (scale.get_ylabel(), scale.get_ylim()) == ("weight", (0, 1))
     axes = np.array(heads).reshape(2, 2)
@@ -263,7 +263,7 @@ def test_live_heads_are_labelled() -> None:
     assert pick["select"]["on"] == "pointerover"
 
 
-@pytest.mark.parametrize("draw", [overview, live_heads])
+@pytest.mark.parametrize("draw", [draw_heads, live_heads])
 @pytest.mark.parametrize("wrong", [HAND.transpose(2, 3), HAND[0], HAND[..., 1:]])
 def test_weights_must_fit_their_labels(draw: Callable[..., Any], wrong: Tensor) -> None:
     with pytest.raises(ValueError, match="3 queries, 4 keys"):
@@ -298,7 +298,7 @@ def slow_best(row: Sequence[float]) -> int:
 @given(sentences())
 def test_hits_against_a_slow_count(example: Example) -> None:
     maps, links = example
-    found = hits(maps, links)
+    found = hit_rates(maps, links)
     for layer in range(2):
         for head in range(3):
             right = asked = 0
@@ -338,7 +338,7 @@ def test_chance_is_the_mean_of_blind_heads(example: Example, part: Part) -> None
             keys = range(row + 1 if part == "decoder" else weights.size(3))
             total += sum((row, key) in linked for key in keys) / len(keys)
             asked += 1
-    assert math.isclose(chance(maps, links, part), total / asked, abs_tol=1e-9)
+    assert math.isclose(chance_rates(maps, links, part), total / asked, abs_tol=1e-9)
 
 
 def test_distances_are_kept_inside() -> None:
@@ -354,11 +354,11 @@ def test_links_must_lie_inside() -> None:
     with pytest.raises(ValueError, match="outside"):
         as_table(frozenset({(-1, 0)}), 5, 3)
     with pytest.raises(ValueError, match="no links"):
-        hits([HAND], [frozenset()])
+        hit_rates([HAND], [frozenset()])
     with pytest.raises(ValueError, match="no links"):
-        hits([], [])
+        hit_rates([], [])
     with pytest.raises(ValueError, match="argument 2"):
-        hits([HAND, HAND], [frozenset({(0, 0)})])
+        hit_rates([HAND, HAND], [frozenset({(0, 0)})])
 
 
 # What is right, in a pair written by hand
@@ -440,7 +440,7 @@ def test_the_nearest_noun_may_be_the_wrong_one() -> None:
     assert rival(replace(NEAR, english=("We", "find", "the", "boxes", *NEAR.english[4:]))) is None
     pairs = [pair for pair in sample() if antecedents(pair)]
     blind = plant(pairs, "encoder", nearest_nouns)
-    found = hits(blind, [antecedents(pair) for pair in pairs])[1, 2]
+    found = hit_rates(blind, [antecedents(pair) for pair in pairs])[1, 2]
     assert math.isclose(found, nearest_share(pairs), abs_tol=1e-6)
     assert found < 1
 
@@ -490,18 +490,18 @@ def test_planted_heads_are_found(part: Part, name: str) -> None:
     pairs = [pair for pair in sample() if links(pair)]
     gold = [links(pair) for pair in pairs]
     maps = plant(pairs, part, links)
-    found = hits(maps, gold)
+    found = hit_rates(maps, gold)
     assert found[1, 2] == 1
     found[1, 2] = 0
     assert found.max() < 0.6
     shuffled = [weights[..., torch.randperm(weights.size(3))] for weights in maps]
     late = [weights.roll(1, dims=2) for weights in maps]
     for wrong in (shuffled, late):
-        assert hits(wrong, gold)[1, 2] < 0.6
+        assert hit_rates(wrong, gold)[1, 2] < 0.6
     square = [k for k, weights in enumerate(maps) if weights.size(2) == weights.size(3)]
     if square and name != "itself" and name != "just read":
         wrong = [maps[k].transpose(2, 3) for k in square]
-        assert hits(wrong, [gold[k] for k in square])[1, 2] < 0.9
+        assert hit_rates(wrong, [gold[k] for k in square])[1, 2] < 0.9
 
 
 def test_planted_alignment_is_found() -> None:

@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from annotated_transformer.results.machine_translation import (
+from annotated_transformer.data.records import (
     ABLATION,
-    SUSTAINED,
+    NO_RECORDS,
     TRAINING,
     RecordError,
+    find_record,
     find_records,
-    judge,
     read_record,
     read_records,
-    spread,
+)
+from annotated_transformer.results.machine_translation import (
+    SUSTAINED,
+    judge_claim,
+    mean_and_std,
     student_t,
     training_cost,
 )
@@ -99,7 +103,7 @@ def test_claims_take_their_status_from_the_records(
     ],
 )
 def test_verdicts(differences: list[float], status: str) -> None:
-    verdict = judge(differences)
+    verdict = judge_claim(differences)
     assert verdict.status == status
     assert str(verdict).startswith(f"status: {status}")
     assert verdict.runs == len(differences)
@@ -113,7 +117,7 @@ def test_the_bound_is_that_of_printed_tables(freedom: int, bound: float) -> None
 def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     drawn = rng.normal(0.3, 1, (1000, 5))
-    inside = [v.low < 0.3 < v.high for v in map(judge, drawn.tolist())]
+    inside = [v.low < 0.3 < v.high for v in map(judge_claim, drawn.tolist())]
     assert 0.93 < np.mean(inside) < 0.97
 
 
@@ -132,6 +136,19 @@ def test_records_are_found_from_below(tmp_path: Path) -> None:
     (tmp_path / "results" / "x.json").write_text("{}")
     assert find_records(tmp_path / "a" / "b") == tmp_path / "results"
     assert read_records(None, TRAINING) == {}
+
+
+def test_a_record_is_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_record("x.json") is None
+    assert capsys.readouterr().out == f"{NO_RECORDS}\n"
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "x.json").write_text('{"a": 1}')
+    assert find_record("x.json") == {"a": 1}
+    assert find_record("y.json") is None
+    assert capsys.readouterr().out == f"{NO_RECORDS}\n"
 
 
 def write(folder: Path, name: str, data: Any) -> None:
@@ -164,8 +181,8 @@ def test_a_bad_record_is_named(data: Any, words: str, tmp_path: Path) -> None:
 
 
 def test_spread() -> None:
-    assert spread([1.5]) == "1.50 (one seed)"
-    assert spread(iter([1, 3])) == "2.00 ± 1.41"
+    assert mean_and_std([1.5]) == "1.50 (one seed)"
+    assert mean_and_std(iter([1, 3])) == "2.00 ± 1.41"
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.stem)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scoreboard import load_claims
 
-from annotated_transformer.cli.parsing import parse
+from annotated_transformer.cli.parsing import parse_command_line
 from annotated_transformer.engine.config import UsageError
 
 PARSING = Path(__file__).parents[2] / "book" / "results" / "parsing.md"
@@ -18,9 +18,9 @@ def test_the_parser_can_be_trained() -> None:
     (block,) = re.findall(r"```sh\n(.*?)```", PARSING.read_text(encoding="utf-8"), re.DOTALL)
     words = shlex.split(block.replace("\\\n", " "))
     assert words[0] == "annotated-transformer"
-    parse(words[1:])
+    parse_command_line(words[1:])
     with pytest.raises(UsageError, match="--no-such-option"):
-        parse([*words[1:], "--no-such-option", "1"])
+        parse_command_line([*words[1:], "--no-such-option", "1"])
 
 
 def refused(command: str) -> str:
@@ -33,7 +33,7 @@ def refused(command: str) -> str:
             return f"no command {words[0]}"
         else:
             try:
-                parse(words[1:])
+                parse_command_line(words[1:])
             except UsageError as error:
                 return str(error)
     return ""

@@ -21,14 +21,14 @@ from annotated_transformer.results.parsing import (
     Tree,
     TreeConstraint,
     Unfinished,
-    bare,
     bracket_score,
-    clean,
+    clean_tree,
     delinearize,
     leaves,
     linearize,
     read_trees,
     score_tree,
+    strip_function_tags,
     tags,
     walk,
     well_formed,
@@ -107,7 +107,7 @@ def test_depth_has_no_limit() -> None:
     symbols = linearize(tree)
     assert len(symbols) == 2 * deep + 1
     assert str(tree) == text == str(delinearize(symbols, ["word"]))
-    cleaned = clean(tree)
+    cleaned = clean_tree(tree)
     assert cleaned is not None
     assert str(cleaned) == text
     assert score_tree(tree, tree).matched == deep
@@ -149,11 +149,11 @@ def test_bad_brackets_are_named_with_their_place(text: str, message: str) -> Non
     ],
 )  # fmt: skip
 def test_traces_function_tags_and_the_outer_bracket_go(text: str, expected: str) -> None:
-    assert str(clean(read(text))) == expected
+    assert str(clean_tree(read(text))) == expected
 
 
 def test_nothing_is_left_of_traces() -> None:
-    assert clean(read("(S (NP (-NONE- *)))")) is None
+    assert clean_tree(read("(S (NP (-NONE- *)))")) is None
 
 
 # --- repair ----------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_the_grammars_trees_are_over_its_words() -> None:
         tree = read(pair.tree)
         assert leaves(tree) == list(pair.english)
         assert str(tree) == pair.tree
-        assert clean(tree) == tree
+        assert clean_tree(tree) == tree
         assert tree.label in ("S", "SQ", "SBARQ")
         assert tags(tree)[-1] == "."
 
@@ -466,7 +466,7 @@ def test_scores_agree_with_every_line_of_the_standard_scorer(name: str) -> None:
         assert gold is not None
         found = score_tree(gold, test, RULES[name])
         status = 1 if found.errors else 2 if found.skipped else 0
-        length = sum(bare(tag) != "-NONE-" for tag in tags(gold))
+        length = sum(strip_function_tags(tag) != "-NONE-" for tag in tags(gold))
         ours = [length, status, *(f"{100 * x:.2f}" for x in (found.recall, found.precision))]
         ours += [found.matched, found.gold, found.test, found.crossing]
         if not status:
@@ -497,7 +497,7 @@ def test_all_trees_of_the_sample_back_and_forth() -> None:
         raw = read_trees(file.read())
     assert len(raw) == 3914
     assert sum(len(leaves(tree)) for tree in raw) == 100_676
-    cleaned = [tree for tree in map(clean, raw) if tree is not None]
+    cleaned = [tree for tree in map(clean_tree, raw) if tree is not None]
     assert len(cleaned) == len(raw)
     assert sum(len(leaves(tree)) for tree in cleaned) == 100_676 - 6592
     vocabulary = (

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from annotated_transformer.data.records import RecordError
 from annotated_transformer.engine.sweep import load_grid
 from annotated_transformer.model import transformer
-from annotated_transformer.results.machine_translation import RecordError, student_t
+from annotated_transformer.results.machine_translation import student_t
 from annotated_transformer.results.variations import (
     MOST_PAIRS,
     judge_rows,
-    paired,
+    paired_difference,
     pairs_needed,
     read_sweep,
 )
@@ -109,7 +110,7 @@ def test_seeds_are_paired() -> None:
     losses = rng.normal(1.0, 0.5, 9)
     record = record_of({"base": list(losses), "a": list(losses * 1.02)})
     del record["rows"]["a"]["runs"]["3"]
-    found = paired(record, "a")
+    found = paired_difference(record, "a")
     assert len(found) == 8
     assert found == pytest.approx([2.0] * 8)
     assert statistics.stdev(found) < 1e-9

@@ -23,7 +23,11 @@ from annotated_transformer.translation.beam_search import (
     length_penalty,
     stable_topk,
 )
-from annotated_transformer.translation.greedy import greedy_search, readable_steps, strip
+from annotated_transformer.translation.greedy import (
+    greedy_search,
+    readable_steps,
+    strip_special_tokens,
+)
 from benchmarks.chapters import definitions
 from tests.translation.small import opinionated
 
@@ -95,7 +99,7 @@ def test_a_wide_beam_finds_every_output(
     assert len(found) == count
     for h, (tokens, log_probability) in zip(found, outputs, strict=True):
         assert math.isclose(h.score, score(tokens, log_probability, alpha), abs_tol=1e-9)
-    truth = {(tuple(strip(tokens)), round(p, 9)) for tokens, p in outputs}
+    truth = {(tuple(strip_special_tokens(tokens)), round(p, 9)) for tokens, p in outputs}
     assert {(tuple(h.tokens), round(h.log_probability, 9)) for h in found} == truth
 
 

@@ -20,10 +20,10 @@ from annotated_transformer.translation.evaluation import (
     bleu_counts,
     bleu_of_counts,
     by_length,
-    moses,
+    moses_tokenize,
     paired_bootstrap,
-    protocols,
     score,
+    score_protocols,
     split_compounds,
 )
 
@@ -63,8 +63,8 @@ def test_counts_are_clipped_and_arrays_have_any_shape() -> None:
 
 def test_each_protocol_does_what_its_name_says() -> None:
     output = spoiled(0, 0.05)
-    before = protocols(output, references(), "en")
-    capitals = protocols([line.upper() for line in output], references(), "en")
+    before = score_protocols(output, references(), "en")
+    capitals = score_protocols([line.upper() for line in output], references(), "en")
     for name in ("lower-case", "tokenised lower-case"):
         assert capitals[name]["bleu"] == before[name]["bleu"]
     for name in ("sacreBLEU", "tokenised, compounds split"):
@@ -83,14 +83,14 @@ def test_each_protocol_does_what_its_name_says() -> None:
 
 def test_compounds_help_the_half_right() -> None:
     wrong, right = "here sleep the old dogs of twenty-two", "here sleep the old dogs of twenty-one"
-    found = protocols([wrong], [right], "en")
+    found = score_protocols([wrong], [right], "en")
     assert found["tokenised, compounds split"]["bleu"] > found["tokenised lower-case"]["bleu"]
     assert split_compounds("a-b - c- d") == "a ##AT##-##AT## b - c- d"
 
 
 def test_quotes_are_made_plain_for_one_protocol_alone() -> None:
     curly, plain = ["er sagt “ja” und geht fort"], ['er sagt "ja" und geht fort']
-    found = protocols(curly, plain, "de")
+    found = score_protocols(curly, plain, "de")
     assert found["tokenised, compounds split"]["bleu"] == 100
     assert found["tokenised lower-case"]["bleu"] < 100
 
@@ -123,7 +123,7 @@ def test_without_capitals_scores_are_those_of_lower_case() -> None:
 
 def test_an_unknown_language() -> None:
     with pytest.raises(ScoreError, match="language 'xx': choose among cs, de, en, fr"):
-        moses(["x"], "xx")
+        moses_tokenize(["x"], "xx")
 
 
 def test_groups_by_length_are_whole() -> None:

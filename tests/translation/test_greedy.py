@@ -22,7 +22,7 @@ from annotated_transformer.translation.greedy import (
     greedy_decode,
     greedy_search,
     max_positions,
-    strip,
+    strip_special_tokens,
 )
 from tests.translation.small import opinionated
 
@@ -134,9 +134,9 @@ def test_tensors_are_searched_as_lists() -> None:
 
 
 def test_strip() -> None:
-    assert strip([5, 6, EOS, 7]) == [5, 6]
-    assert strip([5, PAD, 6]) == [5, 6]
-    assert strip([EOS]) == strip([]) == []
+    assert strip_special_tokens([5, 6, EOS, 7]) == [5, 6]
+    assert strip_special_tokens([5, PAD, 6]) == [5, 6]
+    assert strip_special_tokens([EOS]) == strip_special_tokens([]) == []
 
 
 def test_finished_sentences_leave_the_batch() -> None:
@@ -171,7 +171,7 @@ def test_the_plain_loop_is_the_definition(
     net = opinionated(seed)
     src, mask = block(sources)
     for source, row in zip(sources, greedy_decode(net, src, mask, max_len + 1, BOS), strict=True):
-        assert strip(row[1:].tolist()) == prefix_by_prefix(net, source, max_len)
+        assert strip_special_tokens(row[1:].tolist()) == prefix_by_prefix(net, source, max_len)
 
 
 def test_edges() -> None:

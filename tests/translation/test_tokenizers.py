@@ -23,9 +23,9 @@ from annotated_transformer.translation.tokenizers import (
     Tokenizer,
     TokenizerError,
     WordTokenizer,
-    cut,
     load_tokenizer,
     normal_blanks,
+    split_words,
     tokenizer_from_json,
 )
 
@@ -243,7 +243,9 @@ def test_a_generator_will_do() -> None:
 def test_words_are_those_of_spacy(sentence: str) -> None:
     for language in ("de", "en"):
         document = theirs(language)(" ".join(sentence.split()))
-        assert [word for word, _ in cut(sentence, language)] == [token.text for token in document]
+        assert [word for word, _ in split_words(sentence, language)] == [
+            token.text for token in document
+        ]
 
 
 @cache
@@ -254,7 +256,7 @@ def theirs(language: str) -> Language:
 @settings(max_examples=150)
 @given(anything)
 def test_blanks_are_put_back(sentence: str) -> None:
-    tokenizer = WordTokenizer("de", list(dict.fromkeys(cut(sentence, "de"))))
+    tokenizer = WordTokenizer("de", list(dict.fromkeys(split_words(sentence, "de"))))
     ids = tokenizer.encode(sentence)
     assert UNK not in ids
     assert tokenizer.decode(ids) == normal_blanks(sentence)
@@ -275,7 +277,7 @@ def test_unknown_words() -> None:
 
 
 def test_rare_words_are_left_out_and_frequent_ones_come_first() -> None:
-    counts = Counter(entry for line in text()[0] for entry in cut(line, "de"))
+    counts = Counter(entry for line in text()[0] for entry in split_words(line, "de"))
     for min_freq in (1, 2, 5):
         tokenizer = words(min_freq)
         expected = {entry for entry, count in counts.items() if count >= min_freq}
