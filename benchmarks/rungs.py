@@ -229,7 +229,7 @@ def attention_without_weights(
 
 
 def attend_apart(attn: MultiHeadedAttention, x: Tensor, memory: Tensor, mask: PackedMask) -> Tensor:
-    """Replace ``fast.attention.attend``: three products instead of one for q, k and v."""
+    """Replace ``fast.attention.attend_rows``: three products instead of one for q, k and v."""
     w_q, w_k, w_v, w_o = attn.linears
     q = split_heads(mask.queries.unpack(fused_linear(x, w_q)), attn.h)
     k, v = (split_heads(mask.keys.unpack(fused_linear(memory, w)), attn.h) for w in (w_k, w_v))

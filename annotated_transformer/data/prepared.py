@@ -18,7 +18,7 @@ from annotated_transformer.data.shards import PREPARE_AGAIN, Shard, TokenPairs
 from annotated_transformer.data.text import reading_errors
 from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
 
-FORMAT = 2  # of the folder
+FORMAT = 3  # of the folder
 MAX_LEN = (1 << 16) - 1  # tokens; longer lines are mistakes, not sentences
 REPORT = {"pairs": int, "kept": int, "dropped": dict, "first": dict, "notes": list}
 

@@ -1,25 +1,17 @@
 """Sentence pairs as token ids, in memory or in memory-mapped files larger than memory."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import safetensors.numpy
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from annotated_transformer.data.files import (
-    CorpusError,
-    parse_object,
-    regular_file,
-    write_atomically,
-)
+from annotated_transformer.data.files import CorpusError, not_read
+from annotated_transformer.data.tensors import read_tensors, save_tensors
 from annotated_transformer.training.batches import Batch, make_batch
 
 PREPARE_AGAIN = "delete the folder and prepare the corpus again"
@@ -41,12 +33,6 @@ def _flatten(rows: Sequence[Row], dtype: type) -> tuple[Array, Array]:
     return np.concatenate([np.zeros(0, dtype=dtype), *arrays]), offsets
 
 
-def _digest(offsets: Array, tokens: Array) -> str:
-    found = hashlib.sha256(offsets.tobytes())
-    found.update(tokens.tobytes())
-    return found.hexdigest()
-
-
 def write_shard(
     path: str | Path, pairs: Sequence[tuple[Row, Row]], vocabulary: int, **header: Any
 ) -> None:
@@ -56,7 +42,7 @@ def write_shard(
         path: The file, in safetensors format.
         pairs: Source and target of each pair, without special symbols.
         vocabulary: Upper bound of the token ids, see :func:`token_type`.
-        header: Further entries of the header, besides the number of pairs and a checksum.
+        header: Further entries of the header, besides the number of pairs.
 
     Raises:
         OverflowError: A token id does not fit its dtype, or there are too many of them.
@@ -65,9 +51,22 @@ def write_shard(
     tokens, places = _flatten(rows, token_type(vocabulary))
     if places[-1] > np.iinfo(np.uint32).max:
         raise OverflowError(f"{path}: {places[-1]} tokens are too many for one shard")
-    arrays: dict[str, Array] = {"offsets": places.astype(np.uint32), "tokens": tokens}
-    data = {**header, "pairs": len(pairs), "sha256": _digest(**arrays)}
-    write_atomically(path, safetensors.numpy.save(arrays, {"data": json.dumps(data)}))
+    arrays = {"offsets": places.astype(np.uint32), "tokens": tokens}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    save_tensors(path, tensors, {**header, "pairs": len(pairs)})
+
+
+def _damaged(path: str | Path, error: Exception) -> CorpusError:
+    return CorpusError(f"{path}: damaged ({' '.join(str(error).split())}); {PREPARE_AGAIN}")
+
+
+def _read(path: str | Path, *, verify: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        return read_tensors(path, verify=verify)
+    except OSError as error:
+        raise CorpusError(not_read(error, path, "prepare the corpus again")) from None
+    except ValueError as error:
+        raise _damaged(path, error) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +75,7 @@ class Shard:
 
     Attributes:
         path: The file.
-        header: The header given to ``write_shard``, the number of ``pairs``, and a checksum.
+        header: The header given to ``write_shard``, and the number of ``pairs``.
         tokens: All token ids, alternating source and target.
         offsets: Start of each sentence in ``tokens``, and the end, ``(2 * pairs + 1,)``.
     """
@@ -93,33 +92,23 @@ class Shard:
         Raises:
             CorpusError: The file is missing, truncated, or not a shard.
         """
+        tensors, header = _read(path, verify=False)
         try:
-            # Tensors are memory-mapped; safetensors.numpy would read the whole file.
-            with safe_open(regular_file(path), framework="pt") as file:
-                header: dict[str, Any] = parse_object(file.metadata()["data"])
-                tokens, offsets = (file.get_tensor(name).numpy() for name in ("tokens", "offsets"))
-            kinds = offsets.dtype, offsets.ndim, tokens.dtype.kind, tokens.ndim
+            tokens, offsets = (tensors[name].numpy() for name in ("tokens", "offsets"))
+            kinds = str(offsets.dtype), offsets.ndim, tokens.dtype.kind, tokens.ndim
             rising = not offsets[0] and bool((offsets[1:] >= offsets[:-1]).all())
-            if kinds != (np.uint32, 1, "u", 1) or not rising or "sha256" not in header:
+            if kinds != ("uint32", 1, "u", 1) or not rising:
                 raise ValueError("it is not a shard")
             if len(offsets) != 2 * header["pairs"] + 1 or offsets[-1] != len(tokens):
                 raise ValueError("its header does not match its arrays")
-        except OSError as error:
-            reason = f"cannot be read: {error.strerror or error}; prepare the corpus again"
-            raise CorpusError(f"{path}: {reason}") from None
-        except (SafetensorError, ValueError, LookupError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            raise CorpusError(f"{path}: damaged ({reason}); {PREPARE_AGAIN}") from None
+        except (ValueError, LookupError, TypeError) as error:
+            raise _damaged(path, error) from None
         tokens.flags.writeable = offsets.flags.writeable = False
         return cls(Path(path), header, tokens, offsets)
 
     def verify(self) -> None:
         """Raise CorpusError if the contents do not match the checksum in the header."""
-        if _digest(self.offsets, self.tokens) != self.header["sha256"]:
-            raise CorpusError(
-                f"{self.path}: damaged (its contents do not match the checksum in its header); "
-                f"{PREPARE_AGAIN}"
-            )
+        _read(self.path, verify=True)
 
 
 class TokenPairs:

@@ -16,6 +16,7 @@ from annotated_transformer.data.files import (
     remove_leftovers,
     write_atomically,
 )
+from annotated_transformer.data.tensors import save_tensors
 from annotated_transformer.engine.checkpoints import (
     AVERAGED,
     WEIGHTS,
@@ -27,7 +28,6 @@ from annotated_transformer.engine.checkpoints import (
     numbered_files,
     restore_run,
     run_tensors,
-    save_tensors,
     save_weights,
 )
 from annotated_transformer.engine.config import UsageError

@@ -1,7 +1,6 @@
 """Systems and runs on disk, written atomically with digests; loading never executes code."""
 
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -11,18 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from annotated_transformer.data.files import (
-    FileError,
-    load_object,
-    not_read,
-    regular_file,
-    write_atomically,
-)
+from annotated_transformer.data.files import FileError, load_object, not_read, write_atomically
 from annotated_transformer.data.symbols import load_any_tokenizer
+from annotated_transformer.data.tensors import read_tensors, save_tensors, state_digest
 from annotated_transformer.engine.config import check_sizes
 from annotated_transformer.engine.system import ARCHITECTURES, System, architecture_name
 from annotated_transformer.engine.typed import convert_json
@@ -54,25 +46,6 @@ def unreadable_error(path: str | Path, error: OSError) -> CheckpointError:
 # --- tensors ---------------------------------------------------------------------------------
 
 
-def state_digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    """Return the SHA-256 of a text and of tensors, including their names, dtypes and shapes."""
-    found = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        found.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
-def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-    """Atomically save tensors, JSON data in the header, and a digest of both."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(dict(data))
-    # A single entry, because safetensors writes several in an order that varies between runs.
-    header = {"data": json.dumps({"sha256": state_digest(plain, text), "json": text})}
-    write_atomically(path, save(plain, header))
-
-
 def load_tensors(
     path: str | Path, *, verify: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -82,15 +55,10 @@ def load_tensors(
         CheckpointError: The file is missing, truncated or altered.
     """
     try:
-        with regular_file(path).open("rb"), safe_open(path, framework="pt") as file:
-            header = json.loads(file.metadata()["data"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if verify and state_digest(tensors, header["json"]) != header["sha256"]:
-            raise ValueError("the contents do not match the digest in the header")
-        return tensors, dict(json.loads(header["json"]))
+        return read_tensors(path, verify=verify)
     except OSError as error:
         raise unreadable_error(path, error) from None
-    except Exception as error:  # safetensors has exceptions of its own
+    except ValueError as error:
         raise damaged_error(path, error) from None
 
 

@@ -5,12 +5,8 @@ from pathlib import Path
 
 from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.checkpoints import (
-    best_weights,
-    load_system,
-    state_digest,
-    weights_of,
-)
+from annotated_transformer.data.tensors import state_digest
+from annotated_transformer.engine.checkpoints import best_weights, load_system, weights_of
 from annotated_transformer.engine.config import ModelOptions, Options, UsageError, option_flag
 from annotated_transformer.engine.system import System, architecture_name, model_config
 

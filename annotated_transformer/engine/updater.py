@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.data.tensors import save_tensors
 from annotated_transformer.engine.checkpoints import (
     damaged_error,
     load_model,
     load_system,
     load_tensors,
     run_tensors,
-    save_tensors,
 )
 from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.devices import peak_flops

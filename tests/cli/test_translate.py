@@ -11,7 +11,8 @@ import torch
 
 from annotated_transformer.cli import systems, translate
 from annotated_transformer.cli.main import main
-from annotated_transformer.engine.checkpoints import load_system, load_tensors, save_tensors
+from annotated_transformer.data.tensors import save_tensors
+from annotated_transformer.engine.checkpoints import load_system, load_tensors
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.fast import decoding, quantized
 from annotated_transformer.fast.quantized import Bfloat16Linear, Int8Linear

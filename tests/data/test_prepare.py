@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.data import prepare as preparing
-from annotated_transformer.data import shards
+from annotated_transformer.data import tensors
 from annotated_transformer.data.corpora import Preparation, load_corpus, read_parallel
 from annotated_transformer.data.files import FileError, lock_folder, write_atomically
 from annotated_transformer.data.prepare import (
@@ -229,7 +229,7 @@ def test_stopped_at_any_write_it_goes_on(
 
         def shutdown(self, **_: object) -> None: ...
 
-    for module in (preparing, shards):
+    for module in (preparing, tensors):
         monkeypatch.setattr(module, "write_atomically", counting)
     monkeypatch.setattr(preparing, "ProcessPoolExecutor", Inline)
     stops = 0

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from annotated_transformer.data.files import write_atomically
+from annotated_transformer.data.tensors import save_tensors
 from annotated_transformer.engine import checkpoints
 from annotated_transformer.engine.checkpoints import (
     AVERAGED,
@@ -34,7 +35,6 @@ from annotated_transformer.engine.checkpoints import (
     restore_run,
     run_tensors,
     save_system,
-    save_tensors,
     save_weights,
     weights_of,
 )

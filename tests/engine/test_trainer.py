@@ -26,6 +26,7 @@ from annotated_transformer.data.corpora import Preparation, load_corpus
 from annotated_transformer.data.files import FileError
 from annotated_transformer.data.prepare import prepare_corpus
 from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.data.tensors import save_tensors
 from annotated_transformer.engine import checkpointer, texts, trainer, updater
 from annotated_transformer.engine.checkpointer import (
     SaveClock,
@@ -44,7 +45,6 @@ from annotated_transformer.engine.checkpoints import (
     list_snapshots,
     load_system,
     load_tensors,
-    save_tensors,
     weights_of,
 )
 from annotated_transformer.engine.config import UsageError
