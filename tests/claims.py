@@ -42,11 +42,8 @@ import matplotlib.pyplot as plt
 import torch
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
-PICTURES = {
-    "show",
-    "interactive_chart",
-    "display",
-}  # a cell with such a call draws, and changes nothing
+# A cell with such a call draws, and changes nothing.
+PICTURES = {"show", "interactive_chart", "display"}
 # Long experiments are run with fewer seeds, or rates, here, unbroken and broken; the notebooks run
 # them whole.
 FEWER: dict[str, tuple[str, str]] = {
@@ -255,7 +252,9 @@ def _sandbox(name: str) -> Iterator[dict[str, Any]]:
     threads = torch.get_num_threads()
     from annotated_transformer import figures
 
-    quiet = unittest.mock.patch.multiple(figures, show=lambda *_: None, live=lambda *_: None)
+    quiet = unittest.mock.patch.multiple(
+        figures, show=lambda *_: None, interactive_chart=lambda *_: None
+    )
     sys.modules[name] = module  # dataclasses look their module up
     with quiet, torch.random.fork_rng():
         torch.manual_seed(0)

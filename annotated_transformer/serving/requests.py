@@ -109,7 +109,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise field_refusal("body", "is not valid UTF-8") from None
     except ValueError as error:
-        raise field_refusal("body", f"is {error}") from None
+        raise field_refusal("body", f"is {str(error).split(':')[0]}") from None
 
 
 def unique_fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

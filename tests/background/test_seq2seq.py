@@ -21,6 +21,7 @@ from annotated_transformer.background.seq2seq import (
     RecurrentSteps,
     RecurrentTranslator,
 )
+from annotated_transformer.data.records import NO_RECORDS
 from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.pretrained import RUNNING
 from annotated_transformer.translation.greedy import PrefixSteps, Steps, rows_of
@@ -535,7 +536,7 @@ def test_the_page_does_without_the_records(
     monkeypatch.chdir(tmp_path)
     assert run_cells(LENGTHS)["picture"] is None
     assert run_cells(TRANSLATIONS)["picture"] is None
-    assert capsys.readouterr().out.count("is not at hand") == 2
+    assert capsys.readouterr().out.count(NO_RECORDS) == 2
 
 
 def test_the_record_of_the_running_sentence_is_of_that_sentence() -> None:

@@ -29,7 +29,8 @@ PAPERS = [f"paper-{preset}-en-{target}" for preset in ("base", "big") for target
 
 
 def test_options_need_no_torch() -> None:
-    code = "import sys, annotated_transformer.engine.config as c; c.choose({}); print(*sys.modules)"
+    code = "import sys, annotated_transformer.engine.config as c; c.build_options({})"
+    code += "; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert "annotated_transformer" in loaded

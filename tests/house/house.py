@@ -182,7 +182,7 @@ def without_answers(root: Path, pages: list[str]) -> list[str]:
     return found
 
 
-PICTURES = {"show", "live", "Table"}
+PICTURES = {"show", "interactive_chart", "Table"}
 
 
 def unseen(root: Path) -> list[str]:

@@ -76,8 +76,8 @@ def test_claim_6_1a_can_fail(old: str, new: str) -> None:
         ("6.1d", "", "", "holds at our scale"),
         (
             "6.1d",
-            "print(judge(gains(",
-            "print(judge(-x for x in gains(",
+            "print(judge_claim(gains(",
+            "print(judge_claim(-x for x in gains(",
             "does not hold at our scale",
         ),
         ("6.1d", "in kinds.values()]", "in kinds.values()][:1]", "not resolved"),
@@ -168,7 +168,7 @@ def test_records_are_told_apart(tmp_path: Path) -> None:
     ("data", "words"),
     [
         ({"curve": []}, "has no command, commit"),
-        ("{", "cannot be read as JSON"),
+        ("{", "cannot be read: not JSON"),
         ([1], "not a JSON object"),
     ],
 )

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from annotated_transformer.data.records import NO_RECORDS, find_record
 from annotated_transformer.figures import PALETTE, canvas, show
 from annotated_transformer.training.regularization import LabelSmoothing, Variant, smoothed_target
 
@@ -177,7 +178,7 @@ def real_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     sources = [c.source for c in cells if RECORD in c.source or "def compare(" in c.source]
     assert len(sources) == 2
     monkeypatch.chdir(folder)
-    names: dict[str, Any] = {"Path": Path, "json": json, "math": math, "statistics": statistics}
+    names: dict[str, Any] = {"find_record": find_record, "math": math, "statistics": statistics}
     names |= {"PALETTE": PALETTE, "canvas": canvas, "show": show, "product": product}
     exec("\n".join(sources), names)
     return names
@@ -194,7 +195,7 @@ def test_page_says_so_where_no_run_is_at_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert real_run(tmp_path, monkeypatch)["runs"] == {}
-    assert capsys.readouterr().out == "Not yet run, as far as this folder knows\n"
+    assert capsys.readouterr().out == f"{NO_RECORDS}\nNot yet run, as far as this folder knows\n"
 
 
 @pytest.mark.parametrize("lost", [(), ("base",), ("D_drop0",), ("D_smooth0", "base")])
