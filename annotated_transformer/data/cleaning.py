@@ -115,19 +115,13 @@ class FingerprintSet:
 
 @dataclass
 class CleaningReport:
-    """The results of cleaning a split.
+    """The results of cleaning a split."""
 
-    Attributes:
-        pairs: Number of pairs read.
-        dropped: Number of pairs dropped, by reason.
-        first: Place of the first pair dropped, by reason.
-        notes: Warnings.
-    """
-
-    pairs: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    pairs: int = 0  #: Number of pairs read.
+    dropped: dict[str, int] = field(default_factory=dict)  #: Number of pairs dropped, by reason.
+    #: Place of the first pair dropped, by reason.
     first: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  #: Warnings.
 
     def drop(self, reason: str, name: str, number: int) -> None:
         """Count a pair that was dropped, given its text's name and its line."""

@@ -19,27 +19,17 @@ from annotated_transformer.data.text import PACKED_NAME, Digest, read_lines, str
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentences and their translations, with the metadata for a record.
+    """Sentences and their translations, with the metadata for a record."""
 
-    Attributes:
-        name: The corpus: ``grammar``, ``multi30k``, ``files`` ...
-        split: The part of it: ``train``, ``val``, ``test`` ...
-        languages: Source and target language.
-        source: The sentences, untokenized.
-        target: Their translations, in the same order.
-        origin: Where the text came from, in one line.
-        checksums: File names with the SHA-256 of their bytes.
-        blank: The line numbers, from 1, of pairs dropped because a side was blank; ``line_note``
-            says which lines of a file are numbered. Numbers continue across several files.
-    """
-
-    name: str
-    split: str
-    languages: tuple[str, str]
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    origin: str
-    checksums: tuple[tuple[str, str], ...]
+    name: str  #: The corpus: ``grammar``, ``multi30k``, ``files`` ...
+    split: str  #: The part of it: ``train``, ``val``, ``test`` ...
+    languages: tuple[str, str]  #: Source and target language.
+    source: tuple[str, ...]  #: The sentences, untokenized.
+    target: tuple[str, ...]  #: Their translations, in the same order.
+    origin: str  #: Where the text came from, in one line.
+    checksums: tuple[tuple[str, str], ...]  #: File names with the SHA-256 of their bytes.
+    #: The line numbers, from 1, of pairs dropped because a side was blank; ``line_note`` says which
+    #: lines of a file are numbered. Numbers continue across several files.
     blank: tuple[int, ...] = ()
 
     def __len__(self) -> int:

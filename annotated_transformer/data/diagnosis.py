@@ -32,19 +32,12 @@ UNSEEN = re.compile("[\x01-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u2
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of fault in a parallel text.
+    """One kind of fault in a parallel text."""
 
-    Attributes:
-        kind: A key of ``REMEDIES``.
-        count: Number of lines; 1 for a drift, which begins at its line.
-        lines: Numbers of the first of them, from 1.
-        detail: More about it; may be empty.
-    """
-
-    kind: str
-    count: int
-    lines: list[int]
-    detail: str = ""
+    kind: str  #: A key of ``REMEDIES``.
+    count: int  #: Number of lines; 1 for a drift, which begins at its line.
+    lines: list[int]  #: Numbers of the first of them, from 1.
+    detail: str = ""  #: More about it; may be empty.
 
     @property
     def remedy(self) -> str:

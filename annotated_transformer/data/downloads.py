@@ -27,18 +27,12 @@ ATTEMPTS, TIMEOUT, WAIT = 3, 30.0, 1.0  # for each address; seconds without a by
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to download, with its expected size and digest.
+    """A file to download, with its expected size and digest."""
 
-    Attributes:
-        path: Its path in a mirror or the cache, such as ``multi30k/train.de.gz``.
-        urls: Its addresses, tried in this order.
-        size: Its size in bytes; 0 if unknown.
-        digest: Its SHA-256, or else MD5, in hexadecimal digits; empty if none is published.
-    """
-
-    path: str
-    urls: tuple[str, ...]
-    size: int = 0
+    path: str  #: Its path in a mirror or the cache, such as ``multi30k/train.de.gz``.
+    urls: tuple[str, ...]  #: Its addresses, tried in this order.
+    size: int = 0  #: Its size in bytes; 0 if unknown.
+    #: Its SHA-256, or else MD5, in hexadecimal digits; empty if none is published.
     digest: str = ""
 
 

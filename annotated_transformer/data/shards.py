@@ -71,19 +71,13 @@ def _read(path: str | Path, *, verify: bool) -> tuple[dict[str, Tensor], dict[st
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A memory-mapped file of pairs, whose pages are read when they are used.
+    """A memory-mapped file of pairs, whose pages are read when they are used."""
 
-    Attributes:
-        path: The file.
-        header: The header given to ``write_shard``, and the number of ``pairs``.
-        tokens: All token ids, alternating source and target.
-        offsets: Start of each sentence in ``tokens``, and the end, ``(2 * pairs + 1,)``.
-    """
-
-    path: Path
+    path: Path  #: The file.
+    #: The header given to ``write_shard``, and the number of ``pairs``.
     header: dict[str, Any]
-    tokens: Array
-    offsets: Array
+    tokens: Array  #: All token ids, alternating source and target.
+    offsets: Array  #: Start of each sentence in ``tokens``, and the end, ``(2 * pairs + 1,)``.
 
     @classmethod
     def open(cls, path: str | Path) -> "Shard":

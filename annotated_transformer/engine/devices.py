@@ -11,21 +11,16 @@ PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Device:
-    """A device's data sheet, without sparsity.
+    """A device's data sheet, without sparsity."""
 
-    Attributes:
-        names: As reported by ``torch.cuda.get_device_name``, without the leading names of the
-            manufacturer and the series.
-        teraflops: Peak TFLOP/s for each supported precision; 16-bit products are accumulated in
-            float32 if the device has a choice.
-        bandwidth: Peak memory bandwidth in bytes per second.
-        source: Key of the data sheet in the bibliography.
-    """
-
+    #: As reported by ``torch.cuda.get_device_name``, without the leading names of the manufacturer
+    #: and the series.
     names: tuple[str, ...]
+    #: Peak TFLOP/s for each supported precision; 16-bit products are accumulated in float32 if the
+    #: device has a choice.
     teraflops: Mapping[str, float]
-    bandwidth: float
-    source: str
+    bandwidth: float  #: Peak memory bandwidth in bytes per second.
+    source: str  #: Key of the data sheet in the bibliography.
 
 
 def _read(row: Mapping[str, str]) -> Device:

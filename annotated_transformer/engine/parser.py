@@ -44,17 +44,11 @@ BEAM, ALPHA, EXTRA = 21, 0.3, 300  # the paper's search
 
 @dataclass(frozen=True)
 class Parse:
-    """What a parser makes of a sentence.
+    """What a parser makes of a sentence."""
 
-    Attributes:
-        tree: A tree over exactly the sentence's words.
-        symbols: What the model generated, without the words.
-        well_formed: Whether that was a tree over as many words before any repair.
-    """
-
-    tree: Tree
-    symbols: list[str]
-    well_formed: bool
+    tree: Tree  #: A tree over exactly the sentence's words.
+    symbols: list[str]  #: What the model generated, without the words.
+    well_formed: bool  #: Whether that was a tree over as many words before any repair.
 
 
 class WordConstraint(TreeConstraint):

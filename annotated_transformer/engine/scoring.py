@@ -21,14 +21,10 @@ from annotated_transformer.training.loop import evaluation_mode
 
 @dataclass(frozen=True)
 class PairScore:
-    """How probable a translation is, given its source.
+    """How probable a translation is, given its source."""
 
-    Attributes:
-        tokens: The target's tokens as text; the last is the end symbol.
-        log_probabilities: Natural logarithm of the probability of each, given those before it.
-    """
-
-    tokens: list[str]
+    tokens: list[str]  #: The target's tokens as text; the last is the end symbol.
+    #: Natural logarithm of the probability of each, given those before it.
     log_probabilities: list[float]
 
     @property

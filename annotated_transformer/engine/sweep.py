@@ -23,19 +23,13 @@ SAMPLE = 15  # tokens of a sentence, where the cost of a run is estimated
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a sweep.
+    """The runs of a sweep."""
 
-    Attributes:
-        name: Name of the sweep.
-        rows: The options of each row; those of the first are the base of all comparisons.
-        seeds: Number of seeds; the runs of different rows with one seed are paired.
-        about: A description, which may be empty.
-    """
-
-    name: str
+    name: str  #: Name of the sweep.
+    #: The options of each row; those of the first are the base of all comparisons.
     rows: Mapping[str, Options]
-    seeds: int
-    about: str = ""
+    seeds: int  #: Number of seeds; the runs of different rows with one seed are paired.
+    about: str = ""  #: A description, which may be empty.
 
     def runs(self) -> Iterator[tuple[str, int, Options]]:
         """Yield row, seed and options of each run: all rows with one seed, then the next."""

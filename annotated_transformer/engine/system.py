@@ -159,19 +159,12 @@ def fresh_model(tokenizers: Tokenizers, config: Architecture, seed: int) -> Enco
 
 @dataclass(frozen=True)
 class Translation:
-    """One output of a search, as text.
+    """One output of a search, as text."""
 
-    Attributes:
-        text: The translation.
-        score: The log-probability divided by the length penalty; the search ranks by it.
-        log_probability: In nats, the end symbol included unless the output was cut before it.
-        tokens: Token ids, without special symbols.
-    """
-
-    text: str
-    score: float
-    log_probability: float
-    tokens: list[int]
+    text: str  #: The translation.
+    score: float  #: The log-probability divided by the length penalty; the search ranks by it.
+    log_probability: float  #: In nats, the end symbol included unless the output was cut before it.
+    tokens: list[int]  #: Token ids, without special symbols.
 
 
 def translate_lines(

@@ -101,17 +101,11 @@ class IndexedBatch(Batch):
 
 @dataclass(frozen=True)
 class PackedMask:
-    """A mask with the layouts of the packed queries and keys.
+    """A mask with the layouts of the packed queries and keys."""
 
-    Attributes:
-        mask: ``(batch, 1 or n, m)``, true = may attend.
-        queries: Layout of the queries.
-        keys: Layout of the keys.
-    """
-
-    mask: Tensor
-    queries: Rows
-    keys: Rows
+    mask: Tensor  #: ``(batch, 1 or n, m)``, true = may attend.
+    queries: Rows  #: Layout of the queries.
+    keys: Rows  #: Layout of the keys.
     _biases: dict[tuple[int, torch.dtype], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

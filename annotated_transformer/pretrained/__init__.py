@@ -55,19 +55,12 @@ class PretrainedError(ValueError):
 
 @dataclass(frozen=True)
 class Pretrained:
-    """The stored model in evaluation mode, with its tokenizer and the words that it knows.
+    """The stored model in evaluation mode, with its tokenizer and the words that it knows."""
 
-    Attributes:
-        model: The readable Transformer.
-        config: Its sizes.
-        tokenizer: Splits text into sub-words; the same for both languages.
-        words: The words that it was trained on, by language.
-    """
-
-    model: EncoderDecoder
-    config: ModelConfig
-    tokenizer: BPETokenizer
-    words: Mapping[str, frozenset[str]]
+    model: EncoderDecoder  #: The readable Transformer.
+    config: ModelConfig  #: Its sizes.
+    tokenizer: BPETokenizer  #: Splits text into sub-words; the same for both languages.
+    words: Mapping[str, frozenset[str]]  #: The words that it was trained on, by language.
 
     @property
     def tokenizers(self) -> tuple[BPETokenizer, BPETokenizer]:

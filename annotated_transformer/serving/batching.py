@@ -22,22 +22,15 @@ Found: TypeAlias = tuple[Hypothesis, bytes]  # and its attention, as JSON; empty
 
 @dataclass(eq=False)
 class Job:
-    """A sentence to translate.
+    """A sentence to translate."""
 
-    Attributes:
-        tokens: Source tokens, without special symbols.
-        beam: Beam size.
-        alpha: Length penalty.
-        shown: Whether its attention is wanted; such a sentence is a batch of its own.
-        found: The result. A job that is cancelled before its batch begins is dropped.
-        arrived: When it arrived, in seconds on the monotonic clock.
-    """
-
-    tokens: list[int]
-    beam: int = 1
-    alpha: float = 0.6
-    shown: bool = False
+    tokens: list[int]  #: Source tokens, without special symbols.
+    beam: int = 1  #: Beam size.
+    alpha: float = 0.6  #: Length penalty.
+    shown: bool = False  #: Whether its attention is wanted; such a sentence is a batch of its own.
+    #: The result. A job that is cancelled before its batch begins is dropped.
     found: Future[Found] = field(default_factory=Future)
+    #: When it arrived, in seconds on the monotonic clock.
     arrived: float = field(default_factory=time.monotonic)
 
     def can_batch_with(self, other: "Job") -> bool:

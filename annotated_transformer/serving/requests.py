@@ -9,29 +9,18 @@ from annotated_transformer.data.files import parse_object
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on requests.
+    """Limits on requests."""
 
-    Attributes:
-        body: Bytes of a request's body.
-        sentences: Sentences of a request.
-        characters: Characters of a sentence.
-        shown: Tokens of a sentence, and of its translation, whose attention is returned.
-        beam: The largest beam.
-        queue: Sentences that wait for the model.
-        seconds: Time to answer a request, from its first byte to its last.
-        tokens: Source tokens of a batch, over all hypotheses; one sentence may have more.
-        wait: Seconds that a sentence waits for others to be translated with.
-    """
-
-    body: int = 2**18
-    sentences: int = 64
-    characters: int = 2000
-    shown: int = 64
-    beam: int = 8
-    queue: int = 1024
-    seconds: float = 30.0
+    body: int = 2**18  #: Bytes of a request's body.
+    sentences: int = 64  #: Sentences of a request.
+    characters: int = 2000  #: Characters of a sentence.
+    shown: int = 64  #: Tokens of a sentence, and of its translation, whose attention is returned.
+    beam: int = 8  #: The largest beam.
+    queue: int = 1024  #: Sentences that wait for the model.
+    seconds: float = 30.0  #: Time to answer a request, from its first byte to its last.
+    #: Source tokens of a batch, over all hypotheses; one sentence may have more.
     tokens: int = 4096
-    wait: float = 0.003
+    wait: float = 0.003  #: Seconds that a sentence waits for others to be translated with.
 
 
 class Refusal(Exception):  # noqa: N818  # it is an answer, not a fault of ours

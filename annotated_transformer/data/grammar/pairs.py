@@ -39,21 +39,15 @@ def detokenize(words: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """A sentence in both languages, with annotations that a real corpus lacks.
+    """A sentence in both languages, with annotations that a real corpus lacks."""
 
-    Attributes:
-        english: The words and punctuation marks, in order.
-        german: The same in German.
-        alignment: Pairs (English index, German index) of words that mean the same.
-        coreferences: The pronouns with an antecedent in the sentence.
-        tree: The constituents of the English sentence, in the brackets and with the labels of
-            the Penn Treebank.
-    """
-
-    english: tuple[str, ...]
-    german: tuple[str, ...]
+    english: tuple[str, ...]  #: The words and punctuation marks, in order.
+    german: tuple[str, ...]  #: The same in German.
+    #: Pairs (English index, German index) of words that mean the same.
     alignment: frozenset[tuple[int, int]]
-    coreferences: tuple[Coreference, ...] = ()
+    coreferences: tuple[Coreference, ...] = ()  #: The pronouns with an antecedent in the sentence.
+    #: The constituents of the English sentence, in the brackets and with the labels of the Penn
+    #: Treebank.
     tree: str = ""
 
     def words(self, language: str) -> tuple[str, ...]:
