@@ -341,16 +341,8 @@ def bars(
 ) -> Figure:
     """Draw one horizontal bar per name, the first on top, with its value at the end.
 
-    Args:
-        values: The value of each name.
-        value_label: What the values are, with their unit.
-        name_label: What the names are.
-        title: Title of the axes.
-        log: Use a logarithmic scale.
-        ax: Axes to draw on; new ones by default.
-
-    Raises:
-        ValueError: If a label is empty.
+    The labels say what the values are, with their unit, and what the names are; other arguments
+    are as in ``lines``.
     """
     size = (5.0, 1.0 + 0.32 * len(values))
     figure, axes = _axes(ax, size, title, value_label=value_label, name_label=name_label)
