@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from annotated_transformer.data.files import write_atomically
-from annotated_transformer.engine.records import package_versions, source_commit
+from annotated_transformer.engine import records
 
 
 def origin(module: str) -> dict[str, Any]:
     """Return the running command, the commit, the date and the versions of libraries."""
-    return {
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "commit": source_commit(),
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "versions": package_versions(),
-    }
+    return records.origin(shlex.join(["python", "-m", module, *sys.argv[1:]]))
 
 
 def keep(record: dict[str, Any], path: Path) -> None:

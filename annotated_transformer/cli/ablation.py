@@ -3,7 +3,6 @@
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -16,12 +15,7 @@ from annotated_transformer.data.files import write_json
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.precision import find_device
-from annotated_transformer.engine.records import (
-    CHOSEN,
-    package_versions,
-    processor_name,
-    source_commit,
-)
+from annotated_transformer.engine.records import CHOSEN, origin, processor_name
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.translation.evaluation import (
@@ -71,14 +65,11 @@ def run(command: Ablation) -> int:
         show_step(steps[-1])
     record = {
         "kind": "ablation",
-        "command": command_line(),
-        "commit": source_commit(),
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        **origin(command_line()),
         "training": system.training,
         "corpus": test.name,
         "split": test.split,
         "checksums": dict(test.checksums),
-        "versions": package_versions(),
         "hardware": {"processor": processor_name(), "threads": torch.get_num_threads()},
         "steps": steps,
     }

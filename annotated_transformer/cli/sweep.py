@@ -12,7 +12,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -43,12 +43,7 @@ from annotated_transformer.engine.interruption import defer_signals, handle_sign
 from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
 from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
-from annotated_transformer.engine.records import (
-    package_versions,
-    processor_name,
-    source_commit,
-    usable_cores,
-)
+from annotated_transformer.engine.records import origin, processor_name, source_commit, usable_cores
 from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
 from annotated_transformer.engine.system import model_config, translate_lines
 from annotated_transformer.engine.trainer import Trainer, check_same
@@ -130,10 +125,7 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -
     beam, alpha = (TREE_BEAM, TREE_ALPHA) if trees else (BEAM, ALPHA)
     record: dict[str, Any] = {
         "kind": "sweep",
-        "command": command_line(),
-        "commit": source_commit(),
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "versions": package_versions(),
+        **origin(command_line()),
         "hardware": here,
         "search": {"beam": beam, "alpha": alpha},
         "rows": {},

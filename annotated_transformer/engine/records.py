@@ -32,16 +32,13 @@ def make_record(
 ) -> dict[str, Any]:
     """Return the record of a run: command, options, environment, curve and scores."""
     return {
-        "command": command,
-        "commit": state.commit,
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        **origin(command, state.commit),
         "seed": system.training["options"]["seed"],
         "corpus": {"checksums": system.training["checksums"], "pairs": pairs},
         "options": system.training["options"],
         "architecture": architecture_name(system.config),
         "model": asdict(system.config),
         "parameters": count_parameters(system.model),
-        "versions": package_versions(),
         "hardware": {
             "processor": processor_name(),
             "threads": torch.get_num_threads(),
@@ -57,14 +54,19 @@ def make_record(
     }
 
 
-def package_versions() -> dict[str, str]:
-    """Return the versions of the packages involved."""
+def origin(command: str, commit: str | None = None) -> dict[str, Any]:
+    """Return where a record comes from: command, commit (by default this one), date, versions."""
     return {
-        "annotated_transformer": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "sacrebleu": version("sacrebleu"),
-        "sacremoses": version("sacremoses"),
+        "command": command,
+        "commit": commit or source_commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "versions": {
+            "annotated_transformer": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "sacrebleu": version("sacrebleu"),
+            "sacremoses": version("sacremoses"),
+        },
     }
 
 
