@@ -13,7 +13,7 @@ from annotated_transformer.fast.decoding import keep_decoder_weights
 from annotated_transformer.fast.products import return_memory
 from annotated_transformer.fast.search import beam_search
 from annotated_transformer.serving.attention import attention_json
-from annotated_transformer.serving.requests import Limits, shutdown_refusal, too_busy
+from annotated_transformer.serving.requests import Limits, Refusal, shutdown_refusal
 from annotated_transformer.translation.beam_search import Hypothesis
 
 TRIM = 1.0  # seconds after which memory is returned to the system
@@ -67,7 +67,8 @@ class Batcher:
             if self.closed:
                 raise shutdown_refusal()
             if len(self.queue) + len(jobs) > self.limits.queue:
-                raise too_busy()
+                much = "too many sentences are waiting; try again later"
+                raise Refusal(503, much, retry_after="1")
             self.queue.extend(jobs)
             self.changed.notify()
 

@@ -140,11 +140,6 @@ def field_refusal(field: str, reason: str) -> Refusal:
     return Refusal(422, f"{field}: {reason}")
 
 
-def too_busy() -> Refusal:
-    """Return the refusal of a request while too many sentences wait."""
-    return Refusal(503, "too many sentences are waiting; try again later", retry_after="1")
-
-
 def shutdown_refusal() -> Refusal:
     """Return the refusal of a request that the server, told to stop, had no time for."""
     return Refusal(503, "the server is stopping; try again later", retry_after="5")
