@@ -131,12 +131,14 @@ class OptimOptions:
     """Updates between those snapshots (one epoch by default)."""
     finetune_from: Path | None = None
     """Start from this run's weights, with its tokenizer and sizes, and train on another text."""
+    validate_every: int | None = option(None, least=1)
+    """Updates between validations (one epoch by default)."""
     eval_bleu: bool = False
-    """At each validation, after each epoch, also translate the text greedily and log BLEU."""
+    """At each validation, also translate the text greedily and log BLEU."""
     best_metric: Literal["loss", "bleu"] = "loss"
     """Metric that decides which weights are best, and that --patience watches."""
     patience: int | None = option(None, least=1)
-    """Stop after this many validations (epochs) without better weights (never by default)."""
+    """Stop after this many validations without better weights (never by default)."""
 
 
 @dataclass(frozen=True)

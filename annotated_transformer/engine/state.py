@@ -94,6 +94,10 @@ class TrainState:
         self.stale = 0 if better else self.stale + 1
         return better
 
+    def is_due(self, every: int | None, *, ended: bool) -> bool:
+        """Whether it is time for what is done every so many updates, or as an epoch has ended."""
+        return ended if every is None else not self.updates % every
+
     def out_of_patience(self, patience: int | None) -> bool:
         """Whether ``patience`` validations in a row have brought no better weights."""
         return patience is not None and self.stale >= patience

@@ -130,15 +130,14 @@ class Trainer:
                 state.epoch, state.epoch_start = epoch, state.updates
             self.updater.make(state, groups, batches)
             log.show(state)
-            last, every = state.updates == optim.updates, optim.average_every
+            last = state.updates == optim.updates
             if last or state.updates % run.log_every == 0:
                 log.write(state, **log_line(state.window, self.updater.peak))
                 state.window = Window()
-            if last or not left:
+            if last or state.is_due(optim.validate_every, ended=not left):
                 self.validate(log)
                 last = last or state.out_of_patience(optim.patience)
-            ended = not left if every is None else not state.updates % every
-            if optim.average and (last or ended):
+            if optim.average and (last or state.is_due(optim.average_every, ended=not left)):
                 self.files.snapshot(self.system, state.updates, optim.average)
             pauses = state.updates == goal
             stops, due = self.world.sum(len(stop[:1]), self.world.main and clock.due())

@@ -293,6 +293,7 @@ train --best-metric bleu                                | --eval-bleu
 train --eval-bleu --sharded                             | --eval-bleu
 train --eval-bleu --pair en-trees --corpus grammar-trees | --eval-bleu
 train --patience 0                                      | --patience
+train --validate-every 0                                | --validate-every
 train --early-stopping 3                                | --patience
 translate @text @text/is                                | text
 translate @text/is @text/is                             | is

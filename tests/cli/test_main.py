@@ -84,6 +84,7 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("train --warmup-steps 3", "did you mean --warmup? see "),
         ("train --random-seed 1", "did you mean --seed? see "),
         ("train --early-stopping-patience 3", "did you mean --patience? see "),
+        ("train --eval-steps 3", "did you mean --validate-every? see "),
         ("train --resume", ": --resume: there is no such option; see "),
         ("train --threads 2", ": --threads: there is no such option; see "),
         ("train --peek 1", "did you mean --peak? see "),

@@ -993,6 +993,20 @@ def test_overflows_that_end_are_forgotten(tmp_path: Path) -> None:
     assert run.state.skipped == 0
 
 
+@pytest.mark.parametrize(("every", "points"), [(3, [3, 6, 8]), (4, [4, 8]), (100, [8])])
+def test_validations_come_as_often_as_asked(tmp_path: Path, every: int, points: list[int]) -> None:
+    run = Trainer(OPTIONS.replace(validate_every=every), tmp_path / "straight", TEXTS)
+    assert run.train(progress=False)
+    assert [point.update for point in run.state.curve] == points
+    options = OPTIONS.replace(validate_every=every, steps=5)
+    assert not Trainer(options, tmp_path / "stopped", TEXTS).train(progress=False)
+    again = Trainer(options, tmp_path / "stopped", TEXTS)  # and goes on to the same numbers
+    assert again.train(progress=False)
+    assert [(p.update, p.valid_loss, p.train_loss) for p in again.state.curve] == [
+        (p.update, p.valid_loss, p.train_loss) for p in run.state.curve
+    ]
+
+
 def test_half_of_the_updates_may_overflow_without_a_warning(tmp_path: Path) -> None:
     run = Trainer(OPTIONS.replace(precision="float16"), tmp_path, TEXTS)
     overflowing(run, 4)
