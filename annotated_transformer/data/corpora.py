@@ -21,8 +21,8 @@ from annotated_transformer.data.text import PACKED_NAME, Digest, read_lines, str
 class ParallelText:
     """Sentences and their translations, with the metadata for a record."""
 
-    name: str  #: The corpus: ``grammar``, ``multi30k``, ``files`` ...
-    split: str  #: The part of it: ``train``, ``val``, ``test`` ...
+    name: str  #: The corpus, such as ``grammar``, ``multi30k`` or ``files``.
+    split: str  #: The part of it, such as ``train``, ``val`` or ``test``.
     languages: tuple[str, str]  #: Source and target language.
     source: tuple[str, ...]  #: The sentences, untokenized.
     target: tuple[str, ...]  #: Their translations, in the same order.
