@@ -109,7 +109,7 @@ def run(words: Sequence[str]) -> int:
     from annotated_transformer.cli.output import drop_output
 
     try:
-        from annotated_transformer.cli.parsing import parse_command_line  # tyro may be missing
+        from annotated_transformer.cli.arguments import parse_command_line  # tyro may be missing
 
         command = parse_command_line(words)
         if sys.stderr is None or not sys.stderr.isatty():  # a log, which a bar would fill

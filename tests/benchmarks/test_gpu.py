@@ -109,7 +109,7 @@ def test_overflow_at_every_scale_is_no_success() -> None:
 
 @pytest.mark.parametrize("part", sorted(gpu.COMMANDS))
 def test_the_commands_exist(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from annotated_transformer.cli.parsing import parse_command_line
+    from annotated_transformer.cli.arguments import parse_command_line
 
     said: list[tuple[str, ...]] = []
     monkeypatch.setattr(gpu, "run", lambda *words: said.append(words))

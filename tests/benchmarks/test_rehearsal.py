@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from annotated_transformer.cli.arguments import parse_command_line
 from annotated_transformer.cli.main import main
-from annotated_transformer.cli.parsing import parse_command_line
 from annotated_transformer.engine.config import load_recipe
 from benchmarks import rehearsal
 from benchmarks.workers import ROOT

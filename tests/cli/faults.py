@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from annotated_transformer.cli import output, parsing, translate
+from annotated_transformer.cli import arguments, output, translate
 from annotated_transformer.engine import checkpointer, checkpoints
 
 
@@ -35,9 +35,9 @@ def drop_short_writes() -> None:
 
 def ignore_own_files() -> None:
     """Train on the grammar, whatever files are given."""
-    parsing.DECIDING.remove("train_files")
-    parsing.DECIDING.remove("valid_files")
-    vars(parsing)["check_sources"] = lambda _: None
+    arguments.DECIDING.remove("train_files")
+    arguments.DECIDING.remove("valid_files")
+    vars(arguments)["check_sources"] = lambda _: None
 
 
 def overwrite_the_input() -> None:

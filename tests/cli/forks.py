@@ -106,7 +106,7 @@ def serve(number: int) -> None:
     import torch
     from tyro import _docstrings, _parsers, _unsafe_cache
 
-    from annotated_transformer.cli import parsing, systems, train
+    from annotated_transformer.cli import arguments, systems, train
     from annotated_transformer.data import corpora
     from annotated_transformer.data.grammar import grammar_pairs
     from annotated_transformer.engine.config import UsageError
@@ -122,11 +122,11 @@ def serve(number: int) -> None:
         corpora.load_corpus("grammar", split=split, size=size)
     parsers = vars(_parsers)["ParserSpecification"]
     parsers.from_callable_or_type = staticmethod(_kept(parsers.from_callable_or_type))
-    for kind in parsing.KINDS:  # what reads the words is loaded by the first command
+    for kind in arguments.KINDS:  # what reads the words is loaded by the first command
         import_module(f"annotated_transformer.cli.{kind}")
         for words in ([kind, "nowhere", "--device", "x"], TRAIN.split()):
             with contextlib.suppress(UsageError):
-                parsing.parse_command_line(words)
+                arguments.parse_command_line(words)
     torch.set_num_threads(1)
     for module in (systems, train):
         vars(module)["prepare_cpu"] = _no_measurement

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from annotated_transformer.cli.parsing import KINDS
+from annotated_transformer.cli.arguments import KINDS
 from annotated_transformer.engine.config import Options
 from tests.cli.sweep import TRAIN, Case, Make, Outcome, put
 from tests.cli.sweep_folders import (

@@ -9,7 +9,7 @@ from dataclasses import replace
 from threading import Thread
 from typing import Any
 
-from annotated_transformer.cli.parsing import KINDS
+from annotated_transformer.cli.arguments import KINDS
 from tests.cli.command import full_device
 from tests.cli.sweep import PREPARE, TEXT, TRAIN, Case, Make, Place, nothing, put
 from tests.cli.sweep_folders import changed_configuration, copied

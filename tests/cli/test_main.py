@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from annotated_transformer.cli import systems, translate
+from annotated_transformer.cli.arguments import strip_error_box
 from annotated_transformer.cli.main import main
-from annotated_transformer.cli.parsing import strip_error_box
 from annotated_transformer.engine.checkpoints import CheckpointError
 from tests.cli.command import Capture, fails
 

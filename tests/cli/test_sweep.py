@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from annotated_transformer.cli.parsing import KINDS
+from annotated_transformer.cli.arguments import KINDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and looks into /proc")
 pytest.importorskip("resource", reason="needs Unix")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from annotated_transformer.cli.arguments import parse_command_line
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.options import Train
-from annotated_transformer.cli.parsing import parse_command_line
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.config import load_recipe
 from annotated_transformer.engine.journal import read_journal

@@ -15,8 +15,8 @@ import tomli
 from environments import build, content, copy_project
 from house import ROOT
 
+from annotated_transformer.cli.arguments import parse_command_line
 from annotated_transformer.cli.options import Serve
-from annotated_transformer.cli.parsing import parse_command_line
 from tests.serving.servers import running
 
 TEXT = (ROOT / "Dockerfile").read_text("utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scoreboard import load_claims
 
-from annotated_transformer.cli.parsing import parse_command_line
+from annotated_transformer.cli.arguments import parse_command_line
 from annotated_transformer.engine.config import UsageError
 
 PARSING = Path(__file__).parents[2] / "book" / "results" / "parsing.md"
