@@ -6,6 +6,7 @@ rest of the package, which follows the paper, this module follows that article: 
 the sample deviation, dropout of attention weights and hidden units, and no shared matrices. Where
 the two editions use the same name differently, both ways of calling it work. Padding is 0 unless
 said otherwise, as in 2018, and PyTorch has dropped 2018's ``loss.data[0]``: write ``loss.item()``.
+The weights in ``.attn`` carry no gradient.
 """
 
 import copy
