@@ -162,12 +162,7 @@ def _longer(block: Tensor) -> Tensor:
 
 
 class DecoderWeights:
-    """A decoder's weights, rearranged for decoding steps of a few rows.
-
-    Args:
-        model: One that ``can_accelerate`` accepts.
-        precision: Precision of the products with weights.
-    """
+    """The decoder's weights of a model that ``can_accelerate`` accepts, for steps of a few rows."""
 
     def __init__(self, model: EncoderDecoder, precision: DecodingPrecision = "float32") -> None:
         self.versions, self.precision = _versions(model), precision

@@ -13,11 +13,7 @@ from annotated_transformer.translation.greedy import Steps
 
 
 class EnsembleSteps(Steps):
-    """Steps whose probabilities are the mean of those of several models.
-
-    Args:
-        parts: Steps of each model, for the same sentences and beam.
-    """
+    """Steps of several models for the same sentences and beam: the mean of their probabilities."""
 
     def __init__(self, parts: Sequence[Steps]) -> None:
         self.parts = parts

@@ -23,12 +23,7 @@ def float32_products() -> Iterator[None]:
 
 
 class PlainLinear:
-    """``x W^T + b``, on any device and in any precision.
-
-    Args:
-        weight: ``(outputs, inputs)``.
-        bias: ``(outputs,)``.
-    """
+    """``x W^T + b``, on any device and in any precision, with a weight ``(outputs, inputs)``."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self.weight, self.bias = weight.detach(), bias.detach()

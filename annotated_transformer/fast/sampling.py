@@ -75,14 +75,9 @@ class Sampling:
 class Sampler(Steps):
     """A model's steps, with random numbers of each sentence's own.
 
-    So what is drawn for a sentence does not depend on the batch that it is in. ``choose`` stands
-    in for the search's choice of the best continuations.
-
-    Args:
-        steps: Those of the model, with one hypothesis of each sentence.
-        rngs: One for each sentence.
-        sampling: How to draw.
-        never: Tokens that are not drawn.
+    So what is drawn for a sentence does not depend on the batch that it is in. There is one
+    hypothesis of each sentence. ``choose`` stands in for the search's choice of the best
+    continuations; it never draws the tokens ``never``.
     """
 
     def __init__(

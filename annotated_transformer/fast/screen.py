@@ -88,11 +88,7 @@ class Screen:
         return rows[which], places * tops.size(1) + chunks[which]
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        """Find the best token for each row of ``x (rows, d_model)``: ``(rows,)``.
-
-        Returns:
-            None if the full product has to be computed instead.
-        """
+        """Find the best tokens ``(rows,)`` for ``x (rows, d_model)``; None asks for all logits."""
         if (left := self.left(x)) is None:
             return None
         return first_largest(self.exact(x, *left), *left)

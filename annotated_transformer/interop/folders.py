@@ -155,9 +155,7 @@ def token_strings(tokenizer: Tokenizer) -> list[str]:
 def portable_tokenizer(tokenizer: BPETokenizer, *, ends: bool) -> Backend:
     """Return an equal tokenizer of the library ``tokenizers``, which needs nothing of ours.
 
-    Args:
-        tokenizer: Sub-words.
-        ends: Let every text end in the end symbol.
+    With ``ends``, it lets every text end in the end symbol.
     """
     numbers = {token: number for number, token in enumerate(token_strings(tokenizer))}
     backend = Backend(BPE(numbers, list(tokenizer.merges)))

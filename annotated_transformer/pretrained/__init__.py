@@ -104,8 +104,7 @@ class Pretrained:
 
     def trace(self, source: str, target: str) -> dict[str, Tensor]:
         """Run the model on a sentence pair, and return the output of every module by name."""
-        batch = self.batch(source, target)
-        return trace_modules(self.model, batch)
+        return trace_modules(self.model, self.batch(source, target))
 
 
 @torch.no_grad()
@@ -191,12 +190,7 @@ def load_pretrained(folder: str | Path = FOLDER) -> Pretrained:
 
 
 def build_from_files(data: Mapping[str, bytes], stored: Mapping[str, Tensor]) -> Pretrained:
-    """Build the model from the contents of its files; any exception means that one is damaged.
-
-    Args:
-        data: The contents of the files.
-        stored: The tensors of ``model.safetensors``.
-    """
+    """Build the model from its files and stored tensors; any exception means damage."""
     from annotated_transformer.translation.tokenizers import BPETokenizer, tokenizer_from_json
 
     config = json.loads(data["config.json"])

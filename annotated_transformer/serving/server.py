@@ -21,11 +21,7 @@ GRACE = 10  # seconds for what was accepted, once the server is told to stop
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Args:
-        host: Name or address.
-        port: 0 takes any that is free.
+    """Return a socket that listens at a name or address; port 0 takes any that is free.
 
     Raises:
         UsageError: The address cannot be used.
@@ -82,9 +78,7 @@ class Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """Uvicorn with our signals, and our way to stop. It logs nothing of a request.
 
-    Args:
-        service: Answers the requests.
-        started: Called when connections are accepted.
+    It calls ``started`` when connections are accepted.
     """
 
     def __init__(self, service: Service, started: Callable[[], object]) -> None:
