@@ -172,14 +172,10 @@ class _PaddedMask(PackedMask):
 
 
 class CompiledLoss(nn.Module):
-    """The loss of a batch, compiled once per bucket of lengths.
-
-    Args:
-        model: One that ``fast.model.can_accelerate`` accepts.
-        compiler: Backend of ``torch.compile``.
+    """The loss of a batch, compiled once per bucket of lengths, by a backend of ``torch.compile``.
 
     Raises:
-        ValueError: It does not accept the model.
+        ValueError: ``fast.model.can_accelerate`` does not accept the model.
     """
 
     def __init__(self, model: EncoderDecoder, compiler: str | Callable[..., Any]) -> None:

@@ -42,9 +42,7 @@ class Job:
 class Batcher:
     """A queue of sentences, and the thread that translates them.
 
-    Args:
-        system: A trained system in evaluation mode; nothing else may use it.
-        limits: Size of the queue and of batches, and how long a sentence waits for others.
+    The system is in evaluation mode, and nothing else may use it.
     """
 
     def __init__(self, system: System, limits: Limits) -> None:

@@ -24,12 +24,7 @@ class Limits:
 
 
 class Refusal(Exception):  # noqa: N818  # it is an answer, not a fault of ours
-    """A request is not answered; the message is one line.
-
-    Attributes:
-        status: Status of the HTTP response.
-        headers: Further headers of the response.
-    """
+    """A request is not answered: a message of one line, and the response's status and headers."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
