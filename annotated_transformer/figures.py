@@ -373,14 +373,9 @@ LIVE: Final = Template(Path(__file__).with_name("live_figure.html").read_text(en
 
 
 def interactive_chart(chart: alt.TopLevelMixin, alt_text: str) -> Picture:
-    """Turn an Altair chart into a picture that is interactive where scripts run.
+    """Turn an Altair chart, with titles on its axes, into a picture, as ``show`` does a figure.
 
-    Args:
-        chart: The chart, with titles on its axes.
-        alt_text: What the chart shows.
-
-    Raises:
-        ValueError: If ``alt_text`` is empty.
+    It is interactive where scripts run.
     """
     spec: dict[str, Any] = chart.to_dict() | {"description": alt_text, "config": CHART_STYLE}
     version = alt.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]
