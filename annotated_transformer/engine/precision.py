@@ -131,6 +131,7 @@ class PreciseLoss(nn.Module):
 
 # --- compiled --------------------------------------------------------------------------------
 
+UNCHANGED = "compile: supports only the unmodified Transformer, without hooks"
 BUCKETS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -180,8 +181,9 @@ class CompiledLoss(nn.Module):
 
     def __init__(self, model: EncoderDecoder, compiler: str | Callable[..., Any]) -> None:
         super().__init__()
+        self._readable = (model,)  # in a tuple, so that it is not registered twice
         if not can_accelerate(model):
-            raise ValueError("compile: supports only the unmodified Transformer, without hooks")
+            raise ValueError(UNCHANGED)
         self.model, self.most = FastModel(model), model.config and model.config.max_len
         # For each bucket: training and evaluation, with and without gradients.
         config: Any = torch._dynamo.config
@@ -206,12 +208,20 @@ class CompiledLoss(nn.Module):
     def forward(
         self, batch: Batch, smoothing: float = 0.0, tokens: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what ``training.loop.batch_loss`` returns."""
+        """Return what ``training.loop.batch_loss`` returns.
+
+        Raises:
+            ValueError: The model was changed, or the masks hide more than padding and future.
+        """
+        if not self.model.computes(*self._readable):
+            raise ValueError(UNCHANGED)
+        if not (batch := IndexedBatch(batch)).usual:
+            raise ValueError("compile: masks may hide padding and the future alone")
         scale = 1 / max(1, batch.ntokens if tokens is None else tokens)
         inputs = pad_to_bucket(batch, self.most)
         for tensor in inputs:
             torch._dynamo.mark_dynamic(tensor, 0)  # any number of sentences
-        index, n, m = IndexedBatch(batch).tgt_index, batch.tgt.size(1), inputs[1].size(1)
+        index, n, m = batch.tgt_index, batch.tgt.size(1), inputs[1].size(1)
         x = self.compiled(*inputs, batch.pad)[index // n * m + index % n]  # (rows, d_model)
         projection = cast(Generator, self.model.generator).proj
         return linear_cross_entropy(x, projection, batch.tgt_y.flatten()[index], smoothing, scale)

@@ -11,7 +11,6 @@ from torch.autograd.function import once_differentiable
 from annotated_transformer.fast.model import FastModel, can_accelerate, is_untouched
 from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
-from annotated_transformer.model.multi_head import padding_mask
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.loop import batch_loss, sum_type
 
@@ -113,20 +112,11 @@ def linear_cross_entropy(
     return loss, nll.detach()
 
 
-def has_usual_masks(batch: Batch) -> bool:
-    """Whether a batch hides the padding and the future alone, and its targets end in padding."""
-    real = batch.tgt_y != batch.pad
-    gaps = (real[:, 1:] & ~real[:, :-1]).any() or (real & (batch.tgt == batch.pad)).any()
-    source = torch.equal(batch.src_mask, padding_mask(batch.src, batch.pad))
-    target = torch.equal(batch.tgt_mask, Batch.make_std_mask(batch.tgt, batch.pad))
-    return source and target and not gaps
-
-
 class FastLoss(nn.Module):
     """The loss of a batch, through the fast layer where it supports the model and the masks.
 
     Equal to ``training.loop.batch_loss`` in value and gradient. Support is checked on every call,
-    so a hook added later still runs.
+    so a hook added later still runs, and a part that was replaced is used.
 
     Args:
         model: Any encoder and decoder; its parameters become this module's.
@@ -150,10 +140,9 @@ class FastLoss(nn.Module):
         generator = model.generator
         if type(generator) is not Generator or not is_untouched(generator):
             return batch_loss(model, batch, smoothing, tokens)
-        usual = isinstance(batch, IndexedBatch) or has_usual_masks(batch)
         batch, keep = IndexedBatch(batch), batch.tgt_y != batch.pad
         src_index, index = batch.src_index, batch.tgt_index
-        if usual and isinstance(self.model, FastModel) and can_accelerate(model):
+        if batch.usual and isinstance(self.model, FastModel) and self.model.computes(model):
             seen = batch.src_mask[:, 0] != 0
             x = self.model(batch.src, batch.tgt, seen, keep, src_index, index)
         else:

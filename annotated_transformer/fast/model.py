@@ -186,6 +186,14 @@ class FastStack(nn.Module):
         return normalize_rows(self.norm, x)
 
 
+def parts_of(model: EncoderDecoder) -> tuple[nn.Module | None, ...]:
+    """Return what a :class:`FastModel` takes from a model; another part would make it stale."""
+    stacks = cast(tuple[Encoder, Decoder], (model.encoder, model.decoder))
+    layers = (layer for stack in stacks for layer in stack.layers)
+    parts = (part for layer in layers for part in layer._modules.values())
+    return (model.src_embed, model.tgt_embed, *(stack.norm for stack in stacks), *parts)
+
+
 class FastModel(nn.Module):
     """A model that :func:`can_accelerate` accepts, computed on packed rows.
 
@@ -198,6 +206,11 @@ class FastModel(nn.Module):
         self.encoder = FastStack(model.encoder)
         self.decoder = FastStack(model.decoder)
         self.generator = model.generator
+        self._parts = parts_of(model)  # in a tuple, so that they are not registered twice
+
+    def computes(self, model: EncoderDecoder) -> bool:
+        """Whether it still computes what the model does, whose parts may have been replaced."""
+        return can_accelerate(model) and parts_of(model) == self._parts
 
     @property
     def blocks(self) -> Iterable[nn.Module]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from annotated_transformer.model.multi_head import padding_mask
 from annotated_transformer.training.batches import Batch
 
 
@@ -86,15 +87,26 @@ class Rows:
         return slices.view(-1, parts * h * d)
 
 
+def has_usual_masks(batch: Batch) -> bool:
+    """Whether a batch hides the padding and the future alone, and its targets end in padding."""
+    real = batch.tgt_y != batch.pad
+    gaps = (real[:, 1:] & ~real[:, :-1]).any() or (real & (batch.tgt == batch.pad)).any()
+    source = torch.equal(batch.src_mask, padding_mask(batch.src, batch.pad))
+    target = torch.equal(batch.tgt_mask, Batch.make_std_mask(batch.tgt, batch.pad))
+    return source and target and not gaps
+
+
 class IndexedBatch(Batch):
     """A batch with the indices of its :class:`Rows`, unless it has them already.
 
-    Make it before the batch goes to a GPU: to look for them there is to wait for the GPU.
+    It knows whether its masks are the ``usual`` ones, too. Make it before the batch goes to a GPU:
+    to look there is to wait for the GPU.
     """
 
     def __init__(self, batch: Batch) -> None:
         vars(self).update(vars(batch))
         if not isinstance(batch, IndexedBatch):
+            self.usual = has_usual_masks(batch)
             self.src_index = Rows(self.src_mask[:, 0]).index
             self.tgt_index = Rows(self.tgt_y != self.pad).index
 

@@ -305,3 +305,18 @@ def test_a_changed_model_is_not_compiled() -> None:
     with pytest.raises(ValueError, match="compile: supports only the unmodified"):
         PreciseLoss(model, compiler="eager")
     PreciseLoss(model)
+
+
+def test_a_model_that_is_changed_later_is_not_computed_as_it_was() -> None:
+    model, batch = a_model(layers=1), of_length(5, 2)
+    loss_of = PreciseLoss(model, compiler="eager")
+    loss_of(batch, 0.1, None)
+    hook = model.encoder.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="compile: supports only the unmodified"):
+        loss_of(batch, 0.1, None)
+    hook.remove()
+    loss_of(batch, 0.1, None)
+    batch.src_mask = batch.src_mask.clone()
+    batch.src_mask[:, :, 0] = False
+    with pytest.raises(ValueError, match="compile: masks may hide padding and the future alone"):
+        loss_of(batch, 0.1, None)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.fast.dropout import LEVELS, cheap_dropout, dropout_factors
 from annotated_transformer.fast.loss import FastLoss, fast_batch_loss
 from annotated_transformer.fast.model import FastModel, can_accelerate
+from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.model import multi_head
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.embeddings import Embeddings
@@ -289,6 +290,40 @@ def test_a_batch_with_masks_of_its_own_is_computed_with_them(
     assert_equal(net, pairs)
     same = torch.equal(batch_loss(net, pairs)[0], batch_loss(net, usual)[0])
     assert same == (change is with_numbers)
+    assert_equal(net, IndexedBatch(pairs))
+
+
+REPLACED = """
+    src_embed tgt_embed src_embed.0 encoder decoder encoder.norm generator generator.proj
+    encoder.layers.0 decoder.layers.1 encoder.layers.0.self_attn decoder.layers.1.src_attn
+    encoder.layers.1.feed_forward decoder.layers.0.feed_forward.w_1 encoder.layers.0.sublayer
+    decoder.layers.0.sublayer.2 decoder.layers.1.self_attn.linears
+""".split()
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_part_that_is_replaced_later_is_used(name: str) -> None:
+    net, other = (model(seed, norm="pre", tie="none") for seed in (0, 1))
+    pairs = batch(3)
+    with torch.no_grad():
+        for parameter in other.parameters():  # norms, too, differ
+            parameter.add_(0.1)
+    loss = FastLoss(net)
+    before = loss(pairs, 0.1)[0]
+    net.set_submodule(name, other.get_submodule(name))
+    found, expected = loss(pairs, 0.1)[0], batch_loss(net, pairs, 0.1)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(found, before)
+
+
+def test_a_layer_that_is_taken_away_later_is_missed() -> None:
+    net, pairs = model(), batch(3)
+    loss = FastLoss(net)
+    before = loss(pairs, 0.1)[0]
+    del cast(nn.ModuleList, net.encoder.layers)[1]
+    found, expected = loss(pairs, 0.1)[0], batch_loss(net, pairs, 0.1)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(found, before)
 
 
 @pytest.mark.parametrize(
