@@ -12,7 +12,7 @@ from annotated_transformer.fast.model import FastModel, can_accelerate, is_untou
 from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.model.architecture import EncoderDecoder, Generator
 from annotated_transformer.training.batches import Batch
-from annotated_transformer.training.loop import batch_loss, sum_type
+from annotated_transformer.training.loop import batch_loss, check_smoothing, sum_type
 
 ROWS = 512  #: Rows of logits in memory at a time.
 
@@ -100,6 +100,7 @@ def linear_cross_entropy(
         The loss, a scalar to call ``backward`` on; and the summed negative log-likelihood
         in nats, float64, without smoothing or scale and without gradient.
     """
+    check_smoothing(smoothing)
     kind, learn = x.device.type, torch.is_grad_enabled()
     if torch.is_autocast_enabled(kind):
         x = x.to(projection.weight.dtype)  # a recurrent network's output has 16 bits there

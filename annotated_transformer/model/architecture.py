@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,12 @@ from torch import Tensor, nn
 Mask: TypeAlias = Tensor | None  # boolean, true = may attend; None: no mask
 Memory: TypeAlias = Tensor | None  # the encoder's output; None for layers that do not attend to it
 Norm = Literal["post", "pre"]
+
+
+def check_choice(name: str, value: object, kind: Any) -> None:
+    """Raise ValueError for a value that is none of a ``Literal``; the message names it."""
+    if value not in get_args(kind):
+        raise ValueError(f"{name}={value!r}: choose among {', '.join(get_args(kind))}")
 
 
 class EncoderDecoder(nn.Module):
@@ -185,6 +191,7 @@ class SublayerConnection(nn.Module):
 
     def __init__(self, size: int, dropout: float, *, norm: Norm = "post") -> None:
         super().__init__()
+        check_choice("norm", norm, Norm)
         self.norm = LayerNorm(size)
         self.dropout = nn.Dropout(dropout)
         self.order: Norm = norm

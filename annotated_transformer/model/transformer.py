@@ -4,7 +4,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 
@@ -16,6 +16,7 @@ from annotated_transformer.model.architecture import (
     EncoderLayer,
     Generator,
     Norm,
+    check_choice,
 )
 from annotated_transformer.model.embeddings import Embeddings, LearnedPositions, PositionalEncoding
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
@@ -77,8 +78,7 @@ def check_config(config: ModelConfig) -> None:
         if type(value) is bool or not (isinstance(value, int | float) and 0 <= value < 1):
             raise ValueError(f"{name}={value!r}: must be at least 0 and below 1")
     for name, kind in (("norm", Norm), ("positions", Positions), ("tie", Tie)):
-        if (value := getattr(config, name)) not in get_args(kind):
-            raise ValueError(f"{name}={value!r}: choose among {', '.join(get_args(kind))}")
+        check_choice(name, getattr(config, name), kind)
     head_widths(config.h, config.d_model, config.d_k, config.d_v)
 
 
@@ -144,8 +144,9 @@ def tie_weights(model: EncoderDecoder, tie: Tie = "all") -> None:
     """Let the generator share the target embeddings' matrix, and the source's too (§3.4).
 
     Raises:
-        ValueError: ``tie`` is ``"all"``, but the vocabularies differ in size.
+        ValueError: ``tie`` is no such choice, or ``"all"``, but the vocabularies differ in size.
     """
+    check_choice("tie", tie, Tie)
     source, target = (stack.get_submodule("0.lut") for stack in (model.src_embed, model.tgt_embed))
     shared = target.get_parameter("weight")
     if tie == "all" and (own := source.get_parameter("weight")).shape != shared.shape:

@@ -34,6 +34,7 @@ def batch_loss(
         The loss, to call ``backward`` on; and the summed negative log-likelihood in nats, without
         smoothing and without gradient.
     """
+    check_smoothing(smoothing)
     out = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (batch, n, d_model)
     log_probs = model.generator(out).flatten(0, 1)  # (batch * n, vocab)
     gold = batch.tgt_y.flatten()  # (batch * n,)
@@ -46,6 +47,12 @@ def batch_loss(
 
 
 LossFunction = Callable[..., tuple[Tensor, Tensor]]  # batch_loss, and the faster forms of it
+
+
+def check_smoothing(smoothing: float) -> None:
+    """Raise ValueError for an ε of label smoothing that is no probability."""
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"smoothing={smoothing!r}: must be from 0 to 1")
 
 
 def sum_type(device: torch.device) -> torch.dtype:

@@ -6,20 +6,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from annotated_transformer.model.architecture import check_choice
 from annotated_transformer.notation import PAD
+from annotated_transformer.training.loop import check_smoothing
 
 Variant = Literal["paper", "others", "article"]
 
 
 def smoothed_target(
-    target: Tensor,
-    size: int,
-    smoothing: float,
-    *,
-    variant: Variant = "paper",
-    padding_idx: int = PAD,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
+    target: Tensor, size: int, smoothing: float, *, variant: Variant = "paper",
+    padding_idx: int = PAD, dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """Return the smoothed distributions ``(tokens, size)`` of ``target (tokens,)`` (§5.4).
 
     Args:
@@ -31,7 +28,12 @@ def smoothed_target(
             ``"article"`` all but the right one and padding.
         padding_idx: Id of the padding token; its rows are zero.
         dtype: Type of the result; PyTorch's default unless given.
+
+    Raises:
+        ValueError: ``smoothing`` is no probability, or there is no such variant.
     """
+    check_smoothing(smoothing)
+    check_choice("variant", variant, Variant)
     share = {"paper": size, "others": size - 1, "article": size - 2}[variant]
     gold = 1 - smoothing + (smoothing / share if variant == "paper" else 0.0)
     dist = torch.full((target.size(0), size), smoothing / share, dtype=dtype, device=target.device)
@@ -56,6 +58,8 @@ class LabelSmoothing(nn.Module):
         self, size: int, padding_idx: int, smoothing: float = 0.0, *, variant: Variant = "article"
     ) -> None:
         super().__init__()
+        check_smoothing(smoothing)
+        check_choice("variant", variant, Variant)
         self.criterion = nn.KLDivLoss(reduction="sum")
         self.size, self.padding_idx, self.smoothing = size, padding_idx, smoothing
         self.confidence = 1.0 - smoothing
