@@ -29,7 +29,7 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
     "norm of a layer": (call(EncoderLayer, 8, *PARTS, 0.1, norm="Pre"), NORM),
     "variant": (call(LabelSmoothing, 5, 0, 0.1, variant="Paper"), VARIANT),
     "variant of a target": (
-        partial(smoothed_target, BATCH.tgt_y, 9, 0.1, variant="Paper"),
+        call(smoothed_target, BATCH.tgt_y, 9, 0.1, variant="Paper"),
         VARIANT,
     ),
     "criterion": (call(LabelSmoothing, 5, 0, 7), "smoothing=7: must be from 0 to 1"),
