@@ -1,10 +1,11 @@
 """The validation loss of a run, for the model in training and for averaged weights."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import TokenPairs
@@ -12,6 +13,7 @@ from annotated_transformer.engine.checkpoints import AVERAGED, average_system, l
 from annotated_transformer.engine.precision import PreciseLoss, Precision
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import Texts
+from annotated_transformer.engine.updater import prefetch_items
 from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.training.batches import Batch, token_batches
 from annotated_transformer.training.distributed import (
@@ -20,7 +22,7 @@ from annotated_transformer.training.distributed import (
     replica_loss,
     reshard,
 )
-from annotated_transformer.training.loop import Progress, evaluate
+from annotated_transformer.training.loop import ALONE, Progress, World, evaluate
 from annotated_transformer.translation.evaluation import score
 
 
@@ -33,17 +35,20 @@ class Validator:
         self.text, self.world, self.precision = text, world, precision
         self.max_tokens = max(max_tokens, int(text.lengths().max()))
 
-    def batch(self, numbers: Tensor) -> Batch:
-        """Make a batch of pairs on the device."""
-        return IndexedBatch(self.text.batch(numbers)).to(self.precision.device)
+    def batches(self, world: World) -> Iterator[Batch]:
+        """Make a process's batches; a GPU gets the next one while it computes on one."""
+        groups = token_batches(self.text.lengths(), self.max_tokens, shuffle=False)
+        device = self.precision.device
 
-    def order(self) -> list[Tensor]:
-        """Return the indices of the pairs of each batch."""
-        return token_batches(self.text.lengths(), self.max_tokens, shuffle=False)
+        def move(batch: Batch) -> Batch:
+            return IndexedBatch(batch).to(device, non_blocking=True)
+
+        made = local_validation(groups, self.text.batch, world)
+        return (moved for _, moved in prefetch_items(made, move, device.type != "cpu"))
 
     def measure(self, replica: nn.Module) -> Progress:
         """Return the loss of the model in training; all processes must call this."""
-        batches = local_validation(self.order(), self.batch, self.world)
+        batches = self.batches(self.world)
         result = evaluate(replica, batches, loss=replica_loss, world=self.world)
         reshard(replica)
         return result
@@ -70,7 +75,7 @@ class Validator:
 
         def measure(system: System) -> dict[str, float]:
             loss = PreciseLoss(system.model.to(self.precision.device), self.precision)
-            found = evaluate(loss, map(self.batch, self.order()), loss=replica_loss).loss
+            found = evaluate(loss, self.batches(ALONE), loss=replica_loss).loss
             bleu = {} if texts is None else {"valid_bleu": bleu_of(system, texts)}
             return {"valid_loss": found, **bleu}
 

@@ -59,7 +59,7 @@ from annotated_transformer.fast import loss as fast_loss
 from annotated_transformer.training import loop
 from annotated_transformer.training.batches import Batch
 from annotated_transformer.training.distributed import DistributedWorld
-from annotated_transformer.training.loop import NonFiniteError, evaluate
+from annotated_transformer.training.loop import ALONE, NonFiniteError, evaluate
 from annotated_transformer.training.optimizer import make_adam, rate
 from tests.engine.small import OPTIONS, TEXTS, bits_of
 
@@ -243,8 +243,7 @@ def test_the_average_is_that_of_the_last_snapshots(
     for name, parameter in weights_of(averaged.model).items():
         mean = torch.stack([seen[path.stem][name].double() for path in kept]).mean(0)
         torch.testing.assert_close(parameter.detach(), mean.float(), rtol=0, atol=1e-7)
-    valid = run.validator
-    exact = evaluate(averaged.model, map(valid.batch, valid.order())).loss
+    exact = evaluate(averaged.model, run.validator.batches(ALONE)).loss
     assert (
         run.validator.average(tmp_path)
         == pytest.approx(header["valid_loss"])

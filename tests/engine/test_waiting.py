@@ -1,6 +1,7 @@
 """No micro-batch waits for its device: on ``meta``, tensors have no values to wait for."""
 
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from annotated_transformer.engine.precision import Precision
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.engine.updater import Updater
+from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.training.distributed import DistributedWorld, replica_loss
-from annotated_transformer.training.loop import accumulate_gradients, batch_loss
+from annotated_transformer.training.loop import ALONE, accumulate_gradients, batch_loss
 from tests.engine.small import OPTIONS, TEXTS
 
 META = torch.device("meta")
@@ -44,6 +46,27 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Tensor, "tolist", zeros)
     return found
+
+
+def test_validation_copies_its_batches_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, bool, str]] = []
+
+    def moved(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+        found.append((device.type, non_blocking, threading.current_thread().name))
+        return batch
+
+    run = Trainer(OPTIONS, tmp_path, TEXTS)
+    monkeypatch.setattr(IndexedBatch, "to", moved)
+    on_cpu, main = list(run.validator.batches(ALONE)), threading.current_thread().name
+    assert {*found} == {("cpu", True, main)}
+    found.clear()
+    run.validator.precision = Precision(device=META)
+    ahead = list(run.validator.batches(ALONE))
+    assert [(device, quick) for device, quick, _ in found] == [("meta", True)] * len(on_cpu)
+    assert main not in {thread for *_, thread in found}
+    assert all(torch.equal(one.src, two.src) for one, two in zip(ahead, on_cpu, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["default", "hooked", "readable", "compiled"])
