@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from annotated_transformer.notation import PAD
+from annotated_transformer.training.loop import evaluation_mode
 
 State = tuple[Tensor, ...]  # (h,) or, for the LSTM, (h, c)
 
@@ -342,9 +343,5 @@ class LanguageModel(nn.Module):
 
 def perplexity(model: LanguageModel, tokens: Tensor) -> float:
     """Return ``exp(mean of -log p)`` of ``tokens (sentences, n)`` after the first of each."""
-    mode = model.training
-    model.eval()
-    with torch.no_grad():
-        mean = model.loss(tokens).item()
-    model.train(mode)
-    return math.exp(mean)
+    with evaluation_mode(model), torch.no_grad():
+        return math.exp(model.loss(tokens).item())

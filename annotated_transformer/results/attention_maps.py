@@ -17,6 +17,7 @@ from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.training.batches import make_batch
+from annotated_transformer.training.loop import evaluation_mode
 from annotated_transformer.translation.tokenizers import Tokenizer
 
 
@@ -87,18 +88,14 @@ def capture_attention(
     Tokens are what the tokenizers make of the sentences, words or parts of them.
 
     Args:
-        model: Is read in evaluation mode, and left in the mode that it was in.
+        model: Is read in evaluation mode; its parts are left in the modes that they were in.
         tokenizers: Tokenizers of source and target.
         pairs: Source and target sentences.
         size: Pairs in a batch.
     """
-    training = model.training
-    model.eval()
-    try:
-        parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+    parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+    with evaluation_mode(model):
         return [maps for texts in parts for maps in maps_of_batch(model, tokenizers, texts)]
-    finally:
-        model.train(training)
 
 
 @torch.no_grad()

@@ -6,12 +6,13 @@ import io
 import re
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from annotated_transformer.cli import systems, translate
-from annotated_transformer.cli.arguments import strip_error_box
+from annotated_transformer.cli.arguments import KINDS, strip_error_box
 from annotated_transformer.cli.main import main
 from annotated_transformer.engine.checkpoints import CheckpointError
 from tests.cli.command import Capture, fails
@@ -271,3 +272,9 @@ def test_under_torchrun_only_the_first_process_says_what_all_would(
     assert "here alone" in fails(capsys, "translate", "x")
     monkeypatch.setenv("RANK", "0")
     assert "--updates 0" in fails(capsys, *wrong)
+
+
+def test_the_page_lists_every_command() -> None:
+    page = Path(__file__).resolve().parents[2] / "book" / "engineering" / "command.md"
+    found = re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(found) == sorted(KINDS)

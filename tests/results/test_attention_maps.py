@@ -146,8 +146,9 @@ TEXTS = [("abc", "da"), ("b", "gfed"), ("cd", "a")]
 
 def test_look_labels_and_crops() -> None:
     model = a_model().train()
+    model.encoder.eval()  # frozen, say
     seen = capture_attention(model, LETTERS, TEXTS, size=2)
-    assert model.training
+    assert (model.training, model.encoder.training, model.decoder.training) == (True, False, True)
     assert len(seen) == 3
     assert seen[1].source == ("b", "</s>")
     assert seen[1].target == ("<s>", "g", "f", "e", "d")
