@@ -1,6 +1,6 @@
 """Read the records of long runs, which come with the repository in its folder ``results``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,13 @@ def read_record(path: Path, fields: Sequence[str] = ()) -> dict[str, Any]:
     if missing := [field for field in fields if field not in data]:
         raise RecordError(f"{path}: has no {', '.join(missing)}; make the record again")
     return data
+
+
+def is_described(record: Mapping[str, Any], commit: str) -> bool:
+    """Whether a page's text is about this record, made by ``commit``; says so if it is another."""
+    if not (same := str(record["commit"]).startswith(commit)):
+        print(f"The text is about the record of {commit}, and this is {record['commit'][:8]}'s.")
+    return same
 
 
 def read_records(folder: Path | None, fields: Sequence[str]) -> dict[str, dict[str, Any]]:

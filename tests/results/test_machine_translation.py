@@ -219,7 +219,7 @@ def test_a_training_of_each_direction_got_no_better_for_ten_epochs_at_its_end(pa
 @pytest.mark.parametrize("decoding", ["alpha 0.6", "alpha by validation"])
 def test_the_mean_of_the_seeds_in_lower_case_reaches_the_bar(decoding: str) -> None:
     paths = sorted(RESULTS.glob("ablation-multi30k-en-de-tiny-lower-*.json"))
-    assert len(paths) == 3
+    assert len(paths) >= 3
     records = [read_record(path, ABLATION) for path in paths]
     steps = [step for r in records for step in r["steps"]]
     found = [
@@ -227,7 +227,7 @@ def test_the_mean_of_the_seeds_in_lower_case_reaches_the_bar(decoding: str) -> N
         for step in steps
         if step["name"] == f"beam 5, {decoding}, averaged"
     ]
-    assert len(found) == 3
+    assert len(found) >= 3
     assert statistics.mean(found) >= 41.0
 
 

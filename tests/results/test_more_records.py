@@ -110,3 +110,54 @@ def test_a_page_with_no_records_says_so(
     out = capsys.readouterr().out
     assert names["NO_RECORDS"] in out
     assert len(re.findall("^status: not yet run", out, re.MULTILINE)) == 2
+
+
+def faster(record: dict[str, Any]) -> None:
+    """Another record of the same kind, with other findings."""
+    record["commit"] = "f" * 40
+    for rung in record.get("rungs", []):
+        rung["seconds"] = [1.0] * len(rung["seconds"])
+        rung["memory_bytes"] = 10**9
+    for step in record.get("steps", []) if isinstance(record.get("steps"), list) else []:
+        step.update(mfu=step["mfu"] * 1.3, seconds=step["seconds"] / 1.3)
+    if "text_bytes" in record:
+        for cost in record["steps"].values():
+            cost["peak_bytes"] = 1_900_000_000
+    for name, row in record["rows"].items() if record.get("sentences") else ():
+        row["identical"], row["seconds"] = 400, 9.0 if name == "int8" else 1.0
+
+
+@pytest.mark.parametrize(
+    ("page", "old", "new"),
+    [
+        ("engineering/speed", "ladder-cpu", "ladder-gpu"),
+        ("engineering/speed", "step-gpu", "step-gpu"),
+        ("engineering/schedule", "step-gpu", "step-gpu"),
+        ("training/distributed", "step-gpu", "step-gpu"),
+        ("engineering/large_corpora", "prepare-5m", "prepare-other"),
+        ("engineering/export", "exports-multi30k", "exports-multi30k"),
+    ],
+)
+def test_a_record_with_other_findings_breaks_no_page(
+    results: Path, page: str, old: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads((results / f"{old}.json").read_text(encoding="utf-8"))
+    faster(record)
+    (results / f"{new}.json").write_text(json.dumps(record), encoding="utf-8")
+    claims.run_page(page)
+    assert "The text is about the record of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("page", "name"), [("engineering/schedule", "step-gpu"), ("engineering/speed", "ladder-cpu")]
+)
+def test_the_record_that_the_text_is_about_is_held_to_it(
+    results: Path, page: str, name: str
+) -> None:
+    path = results / f"{name}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    commit = record["commit"]
+    faster(record)
+    path.write_text(json.dumps({**record, "commit": commit}), encoding="utf-8")
+    with pytest.raises(AssertionError):
+        claims.run_page(page)
