@@ -159,5 +159,5 @@ def test_the_record_that_the_text_is_about_is_held_to_it(
     commit = record["commit"]
     faster(record)
     path.write_text(json.dumps({**record, "commit": commit}), encoding="utf-8")
-    with pytest.raises(AssertionError):
+    with pytest.raises(claims.CellError, match="AssertionError"):
         claims.run_page(page)
