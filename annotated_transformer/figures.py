@@ -1,7 +1,7 @@
 """Figures that work in light and dark mode, on paper and without scripts.
 
 ``heatmap``, ``lines``, ``bars`` and ``canvas`` draw with matplotlib, for ``show``; ``live_heatmap``
-and ``live_lines`` with Altair, for ``interactive_chart``. Both embed the figure in a page, and
+and ``live_line_chart`` with Altair, for ``interactive_chart``. Both embed the figure in a page, and
 black in it takes the colour of the page's text. Axes without labels and pictures without alt text
 are errors.
 """
@@ -444,7 +444,7 @@ def live_heatmap(
     return chart
 
 
-def live_lines(
+def live_line_chart(
     series: Series,
     *,
     x_label: str,

@@ -47,9 +47,9 @@ class _FixedCache(_LayerCache):
     def step_at(self, x: Tensor, position: Tensor, past: Tensor, source: Tensor | None) -> Tensor:
         """Decode ``x (rows, d_model)`` at a position; same shape."""
         w = self.weights
-        x = w.after(0, w.mix.add(self.write_and_attend(w.before(0, x), position, past), x))
-        x = w.after(1, w.mix_source.add(self.to_source(w.before(1, x), source), x))
-        return w.after(2, w.narrow.add(w.widen.relu(w.before(2, x)), x))
+        x = w.post_norm(0, w.mix.add(self.write_and_attend(w.pre_norm(0, x), position, past), x))
+        x = w.post_norm(1, w.mix_source.add(self.to_source(w.pre_norm(1, x), source), x))
+        return w.post_norm(2, w.narrow.add(w.widen.relu(w.pre_norm(2, x)), x))
 
 
 class GraphedSteps(CachedSteps):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from annotated_transformer.data.corpora import ParallelText, load_corpus
-from annotated_transformer.data.files import write_atomically
+from annotated_transformer.data.files import digest_of_lines, write_atomically
 from annotated_transformer.engine.checkpoints import best_weights, load_system, weights_of
 from annotated_transformer.engine.config import Options, load_recipe
 from annotated_transformer.engine.records import make_record
@@ -50,7 +50,7 @@ def both_directions(split: str, size: int | None = None) -> ParallelText:
     """Return pairs of the grammar from German to English, then the same the other way."""
     one = load_corpus("grammar", DIRECTIONS[0], split, size=size)
     sides = one.source + one.target, one.target + one.source
-    digests = (hashlib.sha256("\n".join(side).encode()).hexdigest() for side in sides)
+    digests = map(digest_of_lines, sides)
     sums = tuple(zip((f"{split}.source", f"{split}.target"), digests, strict=True))
     return ParallelText("files", split, ("de", "en"), *sides, one.origin, sums)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.data.files import write_atomically
+from annotated_transformer.data.files import write_json
 from annotated_transformer.engine import records
 
 
@@ -19,5 +18,4 @@ def origin(module: str) -> dict[str, Any]:
 
 def keep(record: dict[str, Any], path: Path) -> None:
     """Write a record atomically."""
-    data = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(path, data.encode())
+    write_json(path, record)

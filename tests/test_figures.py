@@ -33,7 +33,7 @@ from annotated_transformer.figures import (
     interactive_chart,
     lines,
     live_heatmap,
-    live_lines,
+    live_line_chart,
     show,
 )
 
@@ -87,7 +87,7 @@ def test_no_two_of_many_curves_look_the_same() -> None:
     drawn = lines(series, x_label="x", y_label="y").axes[0].lines
     looks = {(line.get_color(), str(vars(line)["_unscaled_dash_pattern"])) for line in drawn}
     assert len(looks) == len(drawn) == 36
-    chart = live_lines(series, x_label="x", y_label="y").to_dict()
+    chart = live_line_chart(series, x_label="x", y_label="y").to_dict()
     encoding = chart["layer"][0]["encoding"]
     dashes = encoding["strokeDash"]["scale"]["range"]
     assert len(dashes) == len(encoding["color"]["scale"]["domain"]) == 36
@@ -298,7 +298,7 @@ def test_long_numbers_stay_readable() -> None:
     assert "60M" in texts(axes.get_xticklabels())
 
 
-@pytest.mark.parametrize("draw", [lines, live_lines])
+@pytest.mark.parametrize("draw", [lines, live_line_chart])
 @pytest.mark.parametrize("missing", AXES)
 def test_line_axes_must_be_named(draw: Callable[..., Any], missing: str) -> None:
     with pytest.raises(ValueError, match=missing):
@@ -347,7 +347,7 @@ def test_picture_is_closed() -> None:
 def test_same_figure_same_bytes() -> None:
     pictures = [show(heatmap(NUMBERS, ROWS, COLUMNS, **NAMES), "numbers") for _ in range(2)]
     assert pictures[0] == pictures[1]
-    charts = [interactive_chart(live_lines(CURVES, **AXES), "curves") for _ in range(2)]
+    charts = [interactive_chart(live_line_chart(CURVES, **AXES), "curves") for _ in range(2)]
     assert charts[0] == charts[1]
 
 
@@ -366,7 +366,7 @@ def test_alternative_text_is_mandatory(empty: str) -> None:
     with pytest.raises(ValueError, match="alt_text"):
         show(lines(CURVES, **AXES), empty)
     with pytest.raises(ValueError, match="alt_text"):
-        interactive_chart(live_lines(CURVES, **AXES), empty)
+        interactive_chart(live_line_chart(CURVES, **AXES), empty)
 
 
 # Charts
@@ -410,7 +410,7 @@ def test_large_live_heatmap_stays_on_the_page() -> None:
 
 
 def test_live_lines_hold_their_series() -> None:
-    spec = live_lines(CURVES, **AXES, log_x=True, log_y=True).to_dict()
+    spec = live_line_chart(CURVES, **AXES, log_x=True, log_y=True).to_dict()
     values = data(spec)
     for name, (x, y) in CURVES.items():
         mine = [(v["x"], v["y"]) for v in values if v["curve"] == name]
@@ -423,7 +423,7 @@ def test_live_lines_hold_their_series() -> None:
 
 def test_live_lines_refuse_unequal_lengths() -> None:
     with pytest.raises(ValueError, match="argument 2"):
-        live_lines({"a": ([1, 2], [1])}, **AXES)
+        live_line_chart({"a": ([1, 2], [1])}, **AXES)
 
 
 def test_live_has_a_still_picture_and_its_chart() -> None:
@@ -450,7 +450,7 @@ def test_live_takes_any_chart() -> None:
 
 def test_colab_uses_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
-    picture = interactive_chart(live_lines(CURVES, **AXES), "curves")
+    picture = interactive_chart(live_line_chart(CURVES, **AXES), "curves")
     assert "cdn.jsdelivr.net" in picture.html
 
 

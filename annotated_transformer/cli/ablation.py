@@ -1,6 +1,5 @@
 """``ablation`` adds beam search, length penalty and averaging one by one and scores each."""
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from annotated_transformer.cli.options import Ablation
 from annotated_transformer.cli.output import check_target, command_line, print_result
 from annotated_transformer.cli.systems import TEST, corpus_of, load_split, move_to_device
 from annotated_transformer.data.corpora import ParallelText
-from annotated_transformer.data.files import write_json
+from annotated_transformer.data.files import digest_of_lines, write_json
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.precision import find_device
@@ -90,7 +89,7 @@ def measure_search(
         "protocols": score_protocols(found, test.target, test.languages[1]),
         "by_length": by_length(found, test.target, test.source, lowercase=system.lowercase),
     }
-    step["sha256"] = hashlib.sha256("\n".join(found).encode()).hexdigest()
+    step["sha256"] = digest_of_lines(found)
     if before is not None:
         compared = paired_bootstrap(before, found, test.target, lowercase=system.lowercase)
         step["gain"] = round(compared.second - compared.first, 2)

@@ -41,7 +41,7 @@ def run(command: Evaluate) -> int:
     for name in ("protocols", "ensemble"):
         if trees and getattr(command, name):
             raise UsageError(f"--{name}: not for a parser; leave it out")
-    test = test_text(command, system)
+    test = text_to_score(command, system)
     name = f"{test.name} {test.split}"
     if trees:
         found = score_parser(system, test, beam=beam, alpha=alpha, progress=bar)
@@ -73,7 +73,7 @@ def evaluate_files(command: Evaluate, hypotheses: Path, references: Path) -> int
     return 0
 
 
-def test_text(command: Evaluate, system: System) -> ParallelText:
+def text_to_score(command: Evaluate, system: System) -> ParallelText:
     """Load the text for the system to translate."""
     pair = "-".join(system.languages)
     if command.prepared is not None:

@@ -245,7 +245,7 @@ def train_worker(options: Options, folder: Path, threads: int) -> None:
                 groups = (options.data, options.model, options.optim, options.run)
                 if status := train.run(Train(*groups, out=folder, quiet=True)):
                     raise SystemExit(status)
-            write_atomically(folder / RESULT, json.dumps(score_run(options, folder)).encode())
+            write_atomically(folder / RESULT, json.dumps(result_of_run(options, folder)).encode())
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except Exception as error:
@@ -253,7 +253,7 @@ def train_worker(options: Options, folder: Path, threads: int) -> None:
             raise SystemExit(2) from None
 
 
-def score_run(options: Options, folder: Path) -> dict[str, Any]:
+def result_of_run(options: Options, folder: Path) -> dict[str, Any]:
     """Return what a record keeps of a finished run, scored with the paper's search."""
     record = load_object(folder / "record.json")
     valid = load_tensors(folder / best_weights(folder), verify=False)[1]["valid_loss"]

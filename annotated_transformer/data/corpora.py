@@ -12,7 +12,7 @@ from typing import Literal
 
 from annotated_transformer.data.archives import locate_file
 from annotated_transformer.data.downloads import RemoteFile, cache_folder, fetch_file
-from annotated_transformer.data.files import CorpusError
+from annotated_transformer.data.files import CorpusError, digest_of_lines
 from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
 from annotated_transformer.data.text import PACKED_NAME, Digest, read_lines, stream_lines
 
@@ -442,7 +442,7 @@ def text_of_lines(
         if {"\n", "\r"} & set("".join(pair)):
             raise CorpusError(f"{origin}: pair {number} holds a line break; strip or split it")
     checksums = tuple(
-        (f"{split}.{language}", hashlib.sha256("\n".join(side).encode()).hexdigest())
+        (f"{split}.{language}", digest_of_lines(side))
         for language, side in zip(languages, (source, target), strict=True)
     )
     return ParallelText(name, split, languages, tuple(source), tuple(target), origin, checksums)

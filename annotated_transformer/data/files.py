@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -80,6 +80,11 @@ def digest_of(path: str | Path, algorithm: str = "sha256") -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def digest_of_lines(lines: Iterable[str]) -> str:
+    """Return the SHA-256 of lines, as of a file without a line break at its end."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def write_atomically(path: str | Path, data: bytes | IO[bytes]) -> None:

@@ -100,7 +100,7 @@ class Checkpointer:
         self.mark = folder / "training" / "begun"  # exists until the first checkpoint does
         self._lock: contextlib.ExitStack | None = None
 
-    def hold(self) -> None:
+    def lock(self) -> None:
         """Lock the folder until ``release`` or the end of the process.
 
         Raises:

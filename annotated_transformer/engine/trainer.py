@@ -104,7 +104,7 @@ class Trainer:
         Raises:
             NonFiniteError: A loss or gradient is NaN or infinite and should not be skipped.
         """
-        self.files.hold()
+        self.files.lock()
         optim, state, main = self.options.optim, self.state, self.world.main
         try:
             self.files.begin(state.updates)
@@ -128,7 +128,7 @@ class Trainer:
         for (epoch, left, groups), batches in prefetch_items(coming, lambda x: make(x[2]), gpu):
             if epoch != state.epoch:
                 state.epoch, state.epoch_start = epoch, state.updates
-            self.updater.make(state, groups, batches)
+            self.updater.make_update(state, groups, batches)
             log.show(state)
             last = state.updates == optim.updates
             if last or state.updates % run.log_every == 0:
@@ -209,7 +209,7 @@ def open_run(
     """
     folder, main = files.folder, files.world.main
     if folder.exists():
-        files.hold()
+        files.lock()
     begun = not main or files.has_begun()
     system = find_system(options, texts, folder if begun else None)
     train, valid = encode_corpus(texts, system.tokenizers, options.data)
@@ -220,7 +220,7 @@ def open_run(
             raise UsageError(
                 f"{option_flag(name)} {limit}: a sentence has {most} tokens; raise the limit"
             )
-    files.hold()
+    files.lock()
     if main:
         if not begun and files.has_begun():  # while the folder was not locked
             raise UsageError(f"{folder}: another process has started a run there; try again")

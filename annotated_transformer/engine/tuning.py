@@ -35,13 +35,13 @@ def load_start(options: Options, text: ParallelText | Prepared) -> System:
         raise UsageError(
             f"{place}: has another tokenizer than {text.folder}; give the files with --train-files"
         )
-    check_sizes(system, options, place)
+    check_start_sizes(system, options, place)
     found = state_digest(weights_of(system.model), "")
     system.training["finetuned"] = {"weights": weights, "sha256": found}
     return system
 
 
-def check_sizes(system: System, options: Options, place: str) -> None:
+def check_start_sizes(system: System, options: Options, place: str) -> None:
     """Raise UsageError if the options ask for other sizes than the system has."""
     wanted = model_config(options, system.shared)
     if (own_name := architecture_name(system.config)) != architecture_name(wanted):

@@ -118,7 +118,9 @@ class Updater:
         own = local_batches(groups, self.pairs.batch, self.world)
         return [IndexedBatch(batch).to(self.precision.device, non_blocking=True) for batch in own]
 
-    def make(self, state: TrainState, groups: Sequence[Tensor], batches: Sequence[Batch]) -> None:
+    def make_update(
+        self, state: TrainState, groups: Sequence[Tensor], batches: Sequence[Batch]
+    ) -> None:
         """Make the next update from ``batches(groups)``, and count it.
 
         Raises:

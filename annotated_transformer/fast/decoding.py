@@ -87,11 +87,11 @@ class _LayerWeights:
         self.remember = fused(w_k, w_v)
         self.widen, self.narrow = fused(network.w_1), fused(network.w_2)
 
-    def before(self, i: int, x: Tensor) -> Tensor:
+    def pre_norm(self, i: int, x: Tensor) -> Tensor:
         """Normalise the input of sub-layer ``i`` if it is pre-norm."""
         return normalize_rows(c.norm, x) if (c := self.sublayers[i]).order == "pre" else x
 
-    def after(self, i: int, x: Tensor) -> Tensor:
+    def post_norm(self, i: int, x: Tensor) -> Tensor:
         """Normalise the residual sum after sub-layer ``i`` if it is post-norm."""
         return x if (c := self.sublayers[i]).order == "pre" else normalize_rows(c.norm, x)
 
@@ -114,9 +114,9 @@ class _LayerCache:
     def step(self, x: Tensor, position: int, past: Tensor | None, source: Tensor | None) -> Tensor:
         """Run the layer on ``x (rows, d_model)`` at one position; same shape."""
         w = self.weights
-        x = w.after(0, w.mix.add(self.to_target(w.before(0, x), position, past), x))
-        x = w.after(1, w.mix_source.add(self.to_source(w.before(1, x), source), x))
-        return w.after(2, w.narrow.add(w.widen.relu(w.before(2, x)), x))
+        x = w.post_norm(0, w.mix.add(self.to_target(w.pre_norm(0, x), position, past), x))
+        x = w.post_norm(1, w.mix_source.add(self.to_source(w.pre_norm(1, x), source), x))
+        return w.post_norm(2, w.narrow.add(w.widen.relu(w.pre_norm(2, x)), x))
 
     def to_target(self, x: Tensor, position: int, hidden: Tensor | None) -> Tensor:
         """Attend to this and all earlier positions: ``(rows, h * d_v)``."""

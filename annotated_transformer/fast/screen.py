@@ -42,7 +42,7 @@ class Screen:
         self.size = float(self.weight.norm(dim=1).max()) + self.lost
         self.offset = float(self.bias.where(self.bias.isfinite(), 0.0).abs().max())
 
-    def rough(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def approximate_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute approximate logits of ``x (rows, d_model)`` in int8.
 
         Returns:
@@ -63,23 +63,23 @@ class Screen:
         error += 2.0**-22 * self.offset  # and of the sum with the bias
         return y[: len(x)].view(len(x), CHUNK, -1), error
 
-    def exact(self, x: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    def exact_logits(self, x: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
         """Compute the exact logits of the pairs (row of ``x``, token): ``(n,)``."""
         products = self.weight.index_select(0, tokens).mul_(x.index_select(0, rows)).sum(1)
         return products.add_(self.bias.index_select(0, tokens))
 
-    def left(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    def candidates(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the candidate tokens for ``x (rows, d_model)``.
 
         Returns:
             The row and the id of each candidate, both ``(n,)``; None if there are too many, or
             if values are NaN or infinite.
         """
-        (rough, error), every = self.rough(x), torch.arange(len(x))
+        (rough, error), every = self.approximate_logits(x), torch.arange(len(x))
         tops = rough.amax(1)  # (rows, chunks)
         best = tops.argmax(1)
         good = rough[every, :, best].argmax(1) * tops.size(1) + best  # not always the best token
-        least = self.exact(x, every, good.clamp_(max=len(self.bias) - 1)) - error
+        least = self.exact_logits(x, every, good.clamp_(max=len(self.bias) - 1)) - error
         rows, chunks = (tops >= least.unsqueeze(1)).nonzero().unbind(1)
         if len(chunks) > MOST * len(x) or not math.isfinite(least.sum()):
             return None
@@ -89,9 +89,9 @@ class Screen:
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """Find the best tokens ``(rows,)`` for ``x (rows, d_model)``; None asks for all logits."""
-        if (left := self.left(x)) is None:
+        if (left := self.candidates(x)) is None:
             return None
-        return first_largest(self.exact(x, *left), *left)
+        return first_largest(self.exact_logits(x, *left), *left)
 
 
 MOST = 16  # candidate chunks per sentence; with more, the full product is as fast
@@ -137,7 +137,9 @@ def multiplies_bytes() -> bool:
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False
     try:
-        rough, _ = Screen(torch.ones(CHUNK, 512), torch.zeros(CHUNK)).rough(torch.ones(FEW, 512))
+        rough, _ = Screen(torch.ones(CHUNK, 512), torch.zeros(CHUNK)).approximate_logits(
+            torch.ones(FEW, 512)
+        )
     except RuntimeError:
         return False
     return bool(((rough - 512).abs() < 0.01).all())
@@ -152,7 +154,7 @@ def bytes_are_fast() -> bool:
     with float32_products(), torch.inference_mode():
         whole, screen = prepared_linear(weight, bias), Screen(weight, bias)
         slow = min(repeat(lambda: whole(x), number=1, repeat=7))
-        fast = min(repeat(lambda: screen.rough(x), number=1, repeat=2))
+        fast = min(repeat(lambda: screen.approximate_logits(x), number=1, repeat=2))
         if fast <= slow * 4:  # oneDNN's reference kernel is so slow that two runs show it
-            fast = min(repeat(lambda: screen.rough(x), number=1, repeat=7))
+            fast = min(repeat(lambda: screen.approximate_logits(x), number=1, repeat=7))
     return fast <= slow * 2 / 3

@@ -655,12 +655,12 @@ def test_without_float64_sums_are_float32(
         monkeypatch.setattr(module, "sum_type", lambda _: torch.float32)
     run = Trainer(OPTIONS, tmp_path, TEXTS)
     with Narrow():
-        run.updater.make(run.state, *first_update(run))
+        run.updater.make_update(run.state, *first_update(run))
         measured(run)
     assert run.state.tokens > 0
     monkeypatch.undo()
     with pytest.raises(AssertionError), Narrow():
-        run.updater.make(run.state, *first_update(run))
+        run.updater.make_update(run.state, *first_update(run))
 
 
 def first_update(run: Trainer) -> tuple[Sequence[torch.Tensor], list[Batch]]:

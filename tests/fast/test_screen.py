@@ -79,7 +79,7 @@ def test_the_bound_of_the_rough_product_holds(
     x, weight, bias = rows_and_matrix(seed, rows, vocab, width)
     x[:, 0] *= first  # a number far larger than the others leaves them few digits
     screen = Screen(weight, bias)
-    rough, error = screen.rough(x)
+    rough, error = screen.approximate_logits(x)
     rough = rough.flatten(1)
     assert (rough[:, vocab:] == -math.inf).all()
     exact = x.double() @ weight.double().T + bias.double()
@@ -97,8 +97,8 @@ def test_without_the_bound_the_screen_is_wrong(monkeypatch: pytest.MonkeyPatch) 
     found = screen(x)
     assert found is not None
     assert torch.equal(found, wanted)
-    rough = screen.rough
-    monkeypatch.setattr(screen, "rough", lambda x: (rough(x)[0], torch.zeros(len(x))))
+    rough = screen.approximate_logits
+    monkeypatch.setattr(screen, "approximate_logits", lambda x: (rough(x)[0], torch.zeros(len(x))))
     found = screen(x)
     assert found is not None
     assert not torch.equal(found, wanted)
@@ -123,8 +123,8 @@ def test_one_row_is_multiplied_as_many_are() -> None:
     x, weight, bias = rows_and_matrix(0, 3, 900, 256)
     screen = Screen(weight, bias)
     for row in x.split(1):
-        rough, error = screen.rough(row)
-        together, errors = screen.rough(torch.cat([row, row, row]))
+        rough, error = screen.approximate_logits(row)
+        together, errors = screen.approximate_logits(torch.cat([row, row, row]))
         assert torch.equal(rough.expand(3, -1, -1), together)
         assert torch.equal(error.expand(3), errors)
 
@@ -141,8 +141,8 @@ def test_bytes_are_used_only_where_they_multiply(
     def overflowing(self: Screen, x: Tensor) -> tuple[Tensor, Tensor]:
         return (rough(self, x)[0] * 0.99, torch.zeros(len(x)))
 
-    rough = Screen.rough
-    monkeypatch.setattr(Screen, "rough", overflowing if "sums" in fault else broken)
+    rough = Screen.approximate_logits
+    monkeypatch.setattr(Screen, "approximate_logits", overflowing if "sums" in fault else broken)
     assert not multiplies_bytes.__wrapped__()
     monkeypatch.setattr(module, "multiplies_bytes", lambda: False)
     assert not bytes_are_fast.__wrapped__()
@@ -150,7 +150,7 @@ def test_bytes_are_used_only_where_they_multiply(
 
 @needs_bytes
 def test_a_slow_kernel_is_measured_only_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    rough = Screen.rough
+    rough = Screen.approximate_logits
     calls: list[Tensor] = []
 
     def slow(self: Screen, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,7 +159,7 @@ def test_a_slow_kernel_is_measured_only_twice(monkeypatch: pytest.MonkeyPatch) -
         return rough(self, x)
 
     monkeypatch.setattr(module, "multiplies_bytes", lambda: True)
-    monkeypatch.setattr(Screen, "rough", slow)
+    monkeypatch.setattr(Screen, "approximate_logits", slow)
     assert not bytes_are_fast.__wrapped__()
     assert len(calls) == 2
 

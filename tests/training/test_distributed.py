@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from annotated_transformer.fast.loss import FastLoss
 from annotated_transformer.model.architecture import EncoderDecoder
@@ -119,6 +121,22 @@ def test_without_shards_a_tensor_is_whole() -> None:
     assert full_tensor(tensor) is tensor
     assert shard_like(tensor, torch.zeros(2)) is tensor
     reshard(LossModule(a_model()))  # nothing was gathered
+
+
+@pytest.mark.parametrize(
+    ("rank", "rows"), list(enumerate([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0], []]))
+)
+def test_a_process_reads_its_own_rows_alone(
+    rank: int, rows: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DTensor, "from_local", staticmethod(lambda own, *_, **__: own))
+    mesh = SimpleNamespace(size=lambda: 5, get_local_rank=lambda: rank)
+    tensor, like = torch.arange(7.0), torch.empty(7)
+    for name, value in {"device_mesh": mesh, "placements": ()}.items():
+        setattr(like, name, value)
+    own = shard_like(tensor, like)
+    assert own.tolist() == rows
+    assert own._base is tensor  # a view, so nothing else of a mapped file was copied
 
 
 @LAYERS

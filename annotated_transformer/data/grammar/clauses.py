@@ -54,7 +54,7 @@ DAYS: Final = frozenset("yesterday today tomorrow".split())  # adverbs that are 
 
 
 @functools.lru_cache(10_000)
-def linked(text: str, *links: int, tags: str = "") -> Words:
+def link_words(text: str, *links: int, tags: str = "") -> Words:
     """Return the words of a text, all with the same links; an empty text has none.
 
     Args:
@@ -78,13 +78,13 @@ def constituent(label: str, words: Words) -> Words:
     return *most, last.bracketed(last.opens, last.closes + 1)
 
 
-def stripped(words: Words) -> Words:
+def strip_bracket(words: Words) -> Words:
     """Remove the largest bracket, which is around all of the words."""
     first = words[0].bracketed(words[0].opens[1:], words[0].closes), *words[1:]
     return *first[:-1], first[-1].bracketed(first[-1].opens, first[-1].closes - 1)
 
 
-def within(words: Words, more: Words, depth: int) -> Words:
+def add_inside(words: Words, more: Words, depth: int) -> Words:
     """Add words at the end, inside the ``depth`` largest brackets that end there."""
     last, end = words[-1], more[-1]
     end = end.bracketed(end.opens, end.closes + depth)
@@ -112,10 +112,10 @@ class Writer:
             labels: Brackets around the English words, the smallest first.
         """
         link = next(self.links)
-        words = linked(english, link, tags=tags)
+        words = link_words(english, link, tags=tags)
         for label in labels:
             words = constituent(label, words)
-        return words, linked(german, link)
+        return words, link_words(german, link)
 
 
 @dataclass(frozen=True)
@@ -207,15 +207,15 @@ def noun_phrase(
         fixed = {"def": "the", "mein": "my", "unser": "our", "none": ""}
         determined = english_number(number) if number else fixed.get(determiner, article)
         tag = "CD" if number else {"mein": "PRP$", "unser": "PRP$"}.get(determiner, "DT")
-        words = linked(determined, first, tags=tag) + linked(quality, second, tags="JJ")
-        words += linked(named, head, tags="NNS" if plural else "NN")
+        words = link_words(determined, first, tags=tag) + link_words(quality, second, tags="JJ")
+        words += link_words(named, head, tags="NNS" if plural else "NN")
         return constituent("NP", words)
 
     def german(case: Case) -> Words:
         determined, table = _german_determiner(determiner, number, case, gender)
         quality = adjective["stem"] + form(table, case, gender) if adjective else ""
-        words = linked(determined, first, *negation) + linked(quality, second)
-        return words + linked(noun.german(case, plural), head)
+        words = link_words(determined, first, *negation) + link_words(quality, second)
+        return words + link_words(noun.german(case, plural), head)
 
     return Phrase(english, german, "p" if plural else "3", gender, noun.kind, head)
 
@@ -272,13 +272,15 @@ def german_verb(clause: Clause) -> tuple[Words, Words]:
     verb, person, (link, auxiliary) = clause.verb, clause.subject.person, clause.links
     if clause.tense not in ("present", "past"):
         infinitive = verb.prefix + verb.stem if verb else "sein"
-        return linked(AUXILIARIES["de", clause.tense][person], auxiliary), linked(infinitive, link)
+        return link_words(AUXILIARIES["de", clause.tense][person], auxiliary), link_words(
+            infinitive, link
+        )
     if verb is None:
-        return linked(AUXILIARIES["de", f"be {clause.tense}"][person], link), ()
+        return link_words(AUXILIARIES["de", f"be {clause.tense}"][person], link), ()
     if clause.tense == "past":  # spoken German: hat gekauft
         helper = AUXILIARIES["de", verb.auxiliary][person]
-        return linked(helper, link), linked(verb.participle, link)
-    return linked(verb.finite(person), link), linked(verb.prefix, link)
+        return link_words(helper, link), link_words(verb.participle, link)
+    return link_words(verb.finite(person), link), link_words(verb.prefix, link)
 
 
 def german_order(clause: Clause, order: Order) -> Words:
@@ -291,11 +293,11 @@ def german_order(clause: Clause, order: Order) -> Words:
         words = phrase.german(case)
         middle = words + middle if phrase.pronoun else middle + words
     if clause.negation and clause.negation[0] == "nicht":
-        middle += linked(*clause.negation)
+        middle += link_words(*clause.negation)
     middle += clause.complement[1]
     if order == "last":
         if clause.tense == "present" and end:  # the prefix is reattached: anruft
-            return subject + middle + linked(end[0].text + finite[0].text, clause.links[0])
+            return subject + middle + link_words(end[0].text + finite[0].text, clause.links[0])
         return subject + middle + end + finite
     if order == "first":
         return finite + subject + middle + end
@@ -305,22 +307,22 @@ def german_order(clause: Clause, order: Order) -> Words:
 def english_verb(clause: Clause, question: bool) -> tuple[Words, Words]:
     """Return auxiliaries and main verb; *do* is added where English needs it."""
     verb, person, (link, auxiliary) = clause.verb, clause.subject.person, clause.links
-    negation = linked("not", clause.negation[1], tags="RB") if clause.negation else ()
+    negation = link_words("not", clause.negation[1], tags="RB") if clause.negation else ()
     finite = "VBD" if clause.tense == "past" else "VBZ" if person == "3" else "VBP"
     if clause.tense not in ("present", "past"):
         tags = f"{finite} TO" if clause.tense == "want" else "MD"
-        modal = linked(AUXILIARIES["en", clause.tense][person], auxiliary, tags=tags)
-        return modal + negation, linked(verb.english if verb else "be", link, tags="VB RP")
+        modal = link_words(AUXILIARIES["en", clause.tense][person], auxiliary, tags=tags)
+        return modal + negation, link_words(verb.english if verb else "be", link, tags="VB RP")
     helped = question or clause.negation is not None
     if verb is None:
-        copula = linked(AUXILIARIES["en", f"be {clause.tense}"][person], link, tags=finite)
+        copula = link_words(AUXILIARIES["en", f"be {clause.tense}"][person], link, tags=finite)
         return (copula + negation, ()) if helped else ((), copula)
     if helped:
-        helper = linked(AUXILIARIES["en", f"do {clause.tense}"][person], link, tags=finite)
-        return helper + negation, linked(verb.english, link, tags="VB RP")
+        helper = link_words(AUXILIARIES["en", f"do {clause.tense}"][person], link, tags=finite)
+        return helper + negation, link_words(verb.english, link, tags="VB RP")
     present = verb.english_third if person == "3" else verb.english
     text = verb.english_past if clause.tense == "past" else present
-    return (), linked(text, link, tags=f"{finite} RP")
+    return (), link_words(text, link, tags=f"{finite} RP")
 
 
 def english_predicate(clause: Clause, question: bool = False) -> tuple[Words, Words]:
@@ -389,7 +391,7 @@ def write_clause(
     return Clause(subject, verb, tense, links, objects, words, position, negation, complement)
 
 
-def described(writer: Writer, subject: Phrase, tense: str = "present", **options: Any) -> Clause:
+def add_quality(writer: Writer, subject: Phrase, tense: str = "present", **options: Any) -> Clause:
     """Return a clause that gives the subject a quality, such as *is old*."""
     adjective = choose_adjective(writer, subject.kind)
     complement = writer.aligned(adjective["english"], adjective["german"], "JJ", "ADJP")
@@ -406,14 +408,14 @@ def write_place(writer: Writer, motion: bool = False, at_thing: bool = False) ->
     else:
         phrase = noun_phrase(writer, "place", determiners="def def ein unser")
     link, words = next(writer.links), phrase.german("accusative" if motion else "dative")
-    preposition = linked(german, link)
+    preposition = link_words(german, link)
     if joined := {("in", "dem"): "im", ("in", "das"): "ins"}.get((german, words[0].text)):
-        preposition, words = linked(joined, link, *words[0].links), words[1:]
-    place = constituent("PP", linked(english, link, tags="IN") + phrase.english("dative"))
+        preposition, words = link_words(joined, link, *words[0].links), words[1:]
+    place = constituent("PP", link_words(english, link, tags="IN") + phrase.english("dative"))
     return place, preposition + words
 
 
-def owned(writer: Writer, phrase: Phrase) -> Phrase:
+def add_owner(writer: Writer, phrase: Phrase) -> Phrase:
     """Add an owner in the genitive, such as *the house of the king*."""
     owner = noun_phrase(writer, "person", determiners="def mein unser", plain=True)
     words = owner.english("nominative")
@@ -421,7 +423,7 @@ def owned(writer: Writer, phrase: Phrase) -> Phrase:
     return phrase.followed_by(of, owner.german("genitive"))
 
 
-def related(writer: Writer, phrase: Phrase) -> Phrase:
+def add_relative_clause(writer: Writer, phrase: Phrase) -> Phrase:
     """Add a relative clause, in which German sends the verb to the end."""
     tense = writer.rng.choice(["present", "past"])
     thing, person = phrase.kind in THING, phrase.kind == "person"

@@ -10,9 +10,9 @@ from annotated_transformer.data.grammar.clauses import (
     Word,
     Words,
     Writer,
+    add_inside,
     constituent,
-    linked,
-    within,
+    link_words,
 )
 from annotated_transformer.data.grammar.lexicon import ADJECTIVES
 from annotated_transformer.data.grammar.sentences import Sentence, write_sentence
@@ -84,7 +84,7 @@ def _tree(words: Words) -> str:
             inside = list(constituent("S", tuple(inside)))
             break
     parts = []
-    for word in within(tuple(inside), (mark,), depth=1):
+    for word in add_inside(tuple(inside), (mark,), depth=1):
         opened = "".join(f"({label} " for label in word.opens)
         parts.append(f"{opened}({word.tag} {word.text})" + ")" * word.closes)
     return " ".join(parts)
@@ -92,7 +92,7 @@ def _tree(words: Words) -> str:
 
 def make_pair(sentence: Sentence, mark_link: int) -> Pair:
     """Turn linked words into a pair, aligned by equal links; the final mark gets its own."""
-    mark = linked(sentence[2], mark_link, tags=".")
+    mark = link_words(sentence[2], mark_link, tags=".")
     sides = _finish(sentence[0], mark), _finish(sentence[1], mark)
     alignment = frozenset(
         (i, j)
@@ -148,7 +148,7 @@ def grammar_pairs(split: str = "train", size: int | None = None, seed: int = 0) 
     rng = random.Random(f"{split} {seed}")
     pairs: dict[tuple[str, ...], Pair] = {}
     while len(pairs) < wanted:
-        sentence = write_sentence(writer := Writer(rng))  # small links: `linked` knows them
+        sentence = write_sentence(writer := Writer(rng))  # small links: `link_words` knows them
         if _split(word.text for word in _finish(sentence[0], (Word(sentence[2]),))) == split:
             pair = make_pair(sentence, next(writer.links))
             if _acceptable(pair):

@@ -14,16 +14,16 @@ from annotated_transformer.data.grammar.clauses import (
     Phrase,
     Words,
     Writer,
+    add_inside,
+    add_owner,
+    add_quality,
+    add_relative_clause,
     choose_verb,
     constituent,
-    described,
     english_order,
     german_order,
     noun_phrase,
-    owned,
-    related,
-    stripped,
-    within,
+    strip_bracket,
     write_clause,
     write_person,
     write_place,
@@ -61,7 +61,7 @@ def _direct_object(writer: Writer, negation: Negation, owner: bool) -> Phrase:
     if negation and negation[0] == "kein":
         return noun_phrase(writer, *THING, determiners="kein", negation=negation[1:])
     if owner and writer.bernoulli(0.15):
-        return owned(writer, noun_phrase(writer, *THING, determiners="def"))
+        return add_owner(writer, noun_phrase(writer, *THING, determiners="def"))
     determiners = "def mein" if negation else "def def ein ein mein number"
     return noun_phrase(writer, *THING, determiners=determiners)
 
@@ -105,7 +105,9 @@ def _joined(first: Clause, commas: Both, link: Both, second: Clause, order: Orde
     """
     english = english_order(first), english_order(second)
     if order == "last":
-        both = within(english[0], constituent("SBAR", link[0] + english[1]), depth=2)  # S and VP
+        both = add_inside(
+            english[0], constituent("SBAR", link[0] + english[1]), depth=2
+        )  # S and VP
     else:
         both = english[0] + commas[0] + link[0] + english[1]
     german = german_order(first, "second") + commas[1] + link[1] + german_order(second, order)
@@ -121,18 +123,18 @@ def description(writer: Writer) -> Sentence:
     """Say what somebody or something is like, or where it is."""
     extra = writer.rng.random()
     if extra < 0.15:
-        subject = owned(writer, noun_phrase(writer, "person", "lying", determiners="def"))
+        subject = add_owner(writer, noun_phrase(writer, "person", "lying", determiners="def"))
     else:
         subject = noun_phrase(writer, "person", "animal", *THING)
     if extra > 0.5:
-        subject = related(writer, subject)
+        subject = add_relative_clause(writer, subject)
     tense = writer.rng.choice(["present", "past"])
     if subject.kind in THING and writer.bernoulli(0.5):
         place = write_place(writer, at_thing=writer.bernoulli(0.6))
         verb = choose_verb(writer, subject.kind)
         return _stated(write_clause(writer, subject, verb, tense=tense, complement=place))
     negation = _negation(writer, 0.2)
-    return _stated(described(writer, subject, tense, adverb=extra <= 0.5, negation=negation))
+    return _stated(add_quality(writer, subject, tense, adverb=extra <= 0.5, negation=negation))
 
 
 def question(writer: Writer) -> Sentence:
@@ -188,7 +190,7 @@ def reason(writer: Writer) -> Sentence:
         main = write_clause(writer, about, choose_verb(writer, "none"), tense=tense)
     link, negation = writer.aligned(*writer.rng.choice(REASONS), "IN"), _negation(writer, 0.15)
     again = write_pronoun(writer, of=about)
-    return _joined(main, COMMAS, link, described(writer, again, tense, negation=negation), "last")
+    return _joined(main, COMMAS, link, add_quality(writer, again, tense, negation=negation), "last")
 
 
 def condition(writer: Writer) -> Sentence:
@@ -212,15 +214,15 @@ def condition(writer: Writer) -> Sentence:
     commas = writer.aligned(",", ",", ",")
     sooner = constituent("SBAR", english + english_order(first)) + commas[0]
     german += german_order(first, "last") + commas[1] + german_order(then, "first")
-    return constituent("S", sooner + stripped(english_order(then))), german, "."
+    return constituent("S", sooner + strip_bracket(english_order(then))), german, "."
 
 
 def contrast(writer: Writer) -> Sentence:
     """Say two things about one subject, or do two things to one object."""
     if writer.bernoulli(0.5):
         about = noun_phrase(writer, *THING, "animal")
-        first = described(writer, about)
-        second = described(writer, write_pronoun(writer, of=about))
+        first = add_quality(writer, about)
+        second = add_quality(writer, write_pronoun(writer, of=about))
         commas, link = writer.aligned(",", ",", ","), writer.aligned("but", "aber", "CC")
         return _joined(first, commas, link, second, "second")
     person = write_person(writer)
@@ -234,7 +236,7 @@ def contrast(writer: Writer) -> Sentence:
     link = writer.aligned("and", "und", "CC")
     _, german, mark = _joined(first, NOTHING, link, second, "second")
     acts = (english_order(replace(clause, subject=silent)) for clause in (first, second))
-    one, other = map(stripped, acts)  # verb phrases
+    one, other = map(strip_bracket, acts)  # verb phrases
     acts_joined = constituent("VP", one + link[0] + other)
     return constituent("S", person.english("nominative") + acts_joined), german, mark
 
