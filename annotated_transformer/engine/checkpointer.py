@@ -64,11 +64,7 @@ def read_state(folder: str | Path) -> TrainState | None:
 
 
 class SaveClock:
-    """Schedules checkpoints so that saving takes at most 5 % of the time.
-
-    Args:
-        every: Seconds between two checkpoints, if saving is quick.
-    """
+    """Schedules a checkpoint after some seconds, or later: saving takes at most 5 % of the time."""
 
     def __init__(self, every: float) -> None:
         self.every, self.took = every, 0.0

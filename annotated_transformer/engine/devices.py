@@ -80,12 +80,7 @@ _UNITS = {"E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0
 
 
 def describe_rate(flops_per_second: float, peak: float | None = None) -> str:
-    """Format a rate, such as ``"1.2 TFLOP/s, 38 % of the peak"``.
-
-    Args:
-        flops_per_second: Operations per second, over all devices.
-        peak: Peak rate of all devices; None if unknown.
-    """
+    """Format the rate of devices, such as ``"1.2 TFLOP/s, 38 % of the peak"`` if that is known."""
     unit = next((u for u, size in _UNITS.items() if flops_per_second / size >= 0.9995), "")
     text = f"{float(f'{flops_per_second / _UNITS[unit]:.3g}'):g} {unit}FLOP/s"
     if not peak:

@@ -42,15 +42,9 @@ def _parse_file(path: Path) -> list[tuple[bytes, dict[str, float]]]:
 
 
 def read_journal(path: Path) -> list[dict[str, float]]:
-    """Read a journal, even while a run is writing it.
+    """Read a journal, even while a run is writing it: each line's ``update`` and measurements.
 
     An incomplete last line, from a process killed while writing, is left out.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its lines, each with its ``update`` and the other measurements.
 
     Raises:
         OSError: The file cannot be read.
@@ -99,10 +93,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def write(self, update: int, **numbers: float | None) -> None:
         """Append one line and flush it, so that a kill loses at most this line.
 
-        Args:
-            update: Number of updates so far.
-            numbers: Measurements by name. None is left out; NaN and infinities are
-                written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``.
+        None is left out; NaN and infinities become the strings ``"nan"``, ``"inf"`` and ``"-inf"``.
         """
         known = {name: value for name, value in numbers.items() if value is not None}
         line: dict[str, float | str] = {"update": int(update)}
@@ -117,11 +108,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
                 self._board.add_scalar(name, value, update)
 
     def rewind(self, update: int) -> None:
-        """Drop all lines after an update, for a run that resumes from there.
-
-        Args:
-            update: The last update to keep.
-        """
+        """Drop all lines after an update, for a run that resumes from there."""
         self.close()
         try:
             _truncate(self.path, update)

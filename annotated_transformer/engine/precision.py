@@ -22,11 +22,9 @@ SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class DynamicLossScale(LossScale):
-    """Keeps small float16 gradients from underflowing; halved when gradients overflow.
+    """Keeps small float16 gradients from underflowing.
 
-    Args:
-        value: The initial scale.
-        patience: Updates without overflow after which it is doubled.
+    It is halved when gradients overflow, and doubled after ``patience`` updates without overflow.
     """
 
     least, most = 1.0, 2.0**24

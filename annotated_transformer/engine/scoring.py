@@ -96,10 +96,7 @@ def score_tokens(
 ) -> list[list[float]]:
     """Return the log-probability of each target token and of the end symbol after them.
 
-    Args:
-        model: Is in evaluation mode meanwhile.
-        sources: Tokens of each sentence, without special symbols.
-        targets: Tokens of each translation, without special symbols.
+    Both sides are without special symbols. The model is in evaluation mode meanwhile.
     """
     device = next(model.parameters()).device
     batch = make_batch([list(s) for s in sources], [list(t) for t in targets]).to(device)

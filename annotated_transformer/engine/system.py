@@ -110,11 +110,7 @@ def architecture_name(config: Architecture) -> str:
 
 
 def model_config(options: Options, shared: bool) -> Architecture:
-    """Return the model configuration for the given options.
-
-    Args:
-        options: The options of the run.
-        shared: Whether both languages share one vocabulary, and so one embedding.
+    """Return the model configuration for some options; a shared vocabulary has one embedding.
 
     Raises:
         UsageError: The sizes do not make a valid model.

@@ -14,11 +14,7 @@ FREE = ("dropout", "attention_dropout", "ff_dropout")  # no weight depends on th
 
 
 def load_start(options: Options, text: ParallelText | Prepared) -> System:
-    """Load the system to fine-tune; ``training["finetuned"]`` gets the digest of its weights.
-
-    Args:
-        options: Those of the new run, with ``finetune_from``.
-        text: Its training text.
+    """Load what a new run fine-tunes; ``training["finetuned"]`` gets the digest of its weights.
 
     Raises:
         UsageError: The options or the text contradict its sizes, languages or tokenizer.

@@ -77,16 +77,10 @@ def take_products_of_main(world: DistributedWorld) -> None:
 
 
 class Updater:
-    """A model with its optimizer and schedule, on the device of the precision.
+    """A system's model with its optimizer and schedule, on the device of the precision.
 
-    Args:
-        system: The system whose model is trained.
-        pairs: The training data.
-        options: The options of the run.
-        world: The processes that share an update.
-        precision: The precision and device to compute in.
-        folder: The run's folder; failed updates are saved in it.
-        compiler: Backend of ``torch.compile``, if the options ask for compilation.
+    Failed updates are saved in the run's folder. If the options ask for ``torch.compile``, the
+    compiler is its backend.
 
     Attributes:
         replica: The model's loss, replicated or sharded over the processes.
@@ -197,13 +191,10 @@ class Updater:
 
 
 def replay_update(path: Path) -> tuple[float, float]:
-    """Recompute a saved update in this process; return its loss and gradient norm.
+    """Recompute an update from a run's folder ``non_finite``; return its loss and gradient norm.
 
     The result is bit-exact for a single-process run on a CPU; a GPU's random state is that after
     the update. A precision that this machine does not support becomes float32, with a warning.
-
-    Args:
-        path: A file in the folder ``non_finite`` of a run.
 
     Raises:
         CheckpointError: It is damaged, or not in the folder of a run.
