@@ -31,6 +31,11 @@ def page_of(chapter: Path) -> str:
     return chapter.relative_to(ROOT).with_suffix("").as_posix()
 
 
+def warned(outputs: list[dict[str, Any]]) -> str:
+    """Return what a cell wrote to the standard error, where warnings go; no page shows any."""
+    return "".join(each["text"] for each in outputs if each.get("name") == "stderr")
+
+
 def imports(source: str) -> set[str]:
     """Return the modules of the package that a source names in its imports."""
     found: set[str] = set()

@@ -1,5 +1,6 @@
 """The house is in order, and each rule is seen to fail on a project that breaks it."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import execution
 import export
 import house
 import jupytext
+import nbformat
 import pytest
 import scoreboard
 from house import ROOT, Write
@@ -80,6 +82,24 @@ def test_no_docstring_is_taken_for_a_type(tmp_path: Path) -> None:
 
 def test_every_picture_is_seen() -> None:
     assert house.unseen(ROOT) == []
+
+
+def test_a_warning_of_a_cell_is_noticed(tmp_path: Path) -> None:
+    cell = nbformat.v4.new_code_cell("import warnings; warnings.warn('too old'); print(1)")
+    path = tmp_path / "page.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+    words = ["-m", "pytest", "-q", "--nbval-lax", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    words += ["-p", "no:cacheprovider", str(path)]
+    for more, found in ((["-p", "conftest"], 1), ([], 0)):  # nbval alone lets it pass
+        ran = subprocess.run(
+            [sys.executable, *words, *more],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "book")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == found, ran.stdout + ran.stderr
+        assert ("UserWarning: too old" in ran.stdout) == bool(found)
 
 
 def test_core_imports_pytorch_alone() -> None:
