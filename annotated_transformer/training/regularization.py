@@ -1,7 +1,7 @@
 # Written from book/training/regularization.md: edit the chapter instead.
 """Dropout and label smoothing (§5.4)."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -68,14 +68,8 @@ class LabelSmoothing(nn.Module):
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         """Return the divergence of log-probabilities ``x (tokens, size)`` from ``target``."""
-        self.true_dist = smoothed_target(
-            target,
-            self.size,
-            self.smoothing,
-            variant=self.variant,
-            padding_idx=self.padding_idx,
-            dtype=x.dtype,
-        )
+        how: dict[str, Any] = {"variant": self.variant, "padding_idx": self.padding_idx}
+        self.true_dist = smoothed_target(target, self.size, self.smoothing, dtype=x.dtype, **how)
         x = x.clamp(min=-1e4)  # the logarithm of zero would make the loss infinite, or NaN
         loss: Tensor = self.criterion(x, self.true_dist)
         return loss

@@ -121,7 +121,7 @@ def test_a_sweep_trains_what_is_missing(
     assert re.search(rf"^base +{run['parameters']:,} ", table, re.MULTILINE)
 
     path.write_text(json.dumps(record | {"mark": 1}))
-    monkeypatch.setattr("annotated_transformer.cli.sweep.commit", lambda: "another")
+    monkeypatch.setattr("annotated_transformer.cli.sweep.source_commit", lambda: "another")
     status, _, said = told(capsys, *words, "--seeds", 2, "--rows", "A1", "--keep")
     assert status == 0
     assert "1 runs to go" in said

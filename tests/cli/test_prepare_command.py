@@ -150,6 +150,6 @@ def test_prepare_is_interrupted(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare, "prepare", interrupted)
+    monkeypatch.setattr(prepare, "prepare_corpus", interrupted)
     words: list[str | Path] = ["prepare", tmp_path / "p", *texts]
     assert "run the same command to resume" in fails(capsys, *words, status=130)
