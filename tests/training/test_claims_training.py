@@ -95,7 +95,7 @@ def test_dropout(old: str, new: str) -> None:
         ("(1 - one_hot) * e / (len(x) - 1)", "(1 - one_hot) * e / len(x)"),
         ("dist[target == padding_idx] = 0.0", "pass"),
         # the module
-        ("variant=self.variant,\n", "\n"),
+        ('"variant": self.variant, ', ""),
         ('KLDivLoss(reduction="sum")', 'KLDivLoss(reduction="batchmean")'),
         ("loss: Tensor = self.criterion(x, self.true_dist)", "loss = -(x * self.true_dist).sum()"),
         ("x = x.clamp(min=-1e4)", "pass"),
