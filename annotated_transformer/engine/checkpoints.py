@@ -49,7 +49,7 @@ def unreadable_error(path: str | Path, error: OSError) -> CheckpointError:
 def load_tensors(
     path: str | Path, *, verify: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load a file of :func:`save_tensors`; without ``verify``, tensors are read when used.
+    """Load a file of ``save_tensors``; without ``verify``, tensors are read when used.
 
     Raises:
         CheckpointError: The file is missing, truncated or altered.
