@@ -29,10 +29,10 @@ def find_records(start: Path | None = None) -> Path | None:
 
 def find_record(name: str) -> dict[str, Any] | None:
     """Read a record of that folder; None where there is none, which is printed."""
-    path = (find_records() or Path()) / name
-    if path.is_file():
+    folder = find_records()
+    if folder and (path := folder / name).is_file():
         return read_record(path)
-    print(NO_RECORDS)
+    print(f"The folder results/ has no {name}." if folder else NO_RECORDS)
     return None
 
 

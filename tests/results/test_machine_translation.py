@@ -148,7 +148,7 @@ def test_a_record_is_found_by_name(
     (tmp_path / "results" / "x.json").write_text('{"a": 1}')
     assert find_record("x.json") == {"a": 1}
     assert find_record("y.json") is None
-    assert capsys.readouterr().out == f"{NO_RECORDS}\n"
+    assert capsys.readouterr().out == "The folder results/ has no y.json.\n"
 
 
 def write(folder: Path, name: str, data: Any) -> None:
