@@ -16,7 +16,6 @@ import copy
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import eq
@@ -43,6 +42,7 @@ from annotated_transformer.interop.onnx import OnnxTranslator
 from annotated_transformer.notation import EOS, PAD
 from annotated_transformer.training.batches import make_batch
 from benchmarks.chapters import definitions
+from benchmarks.machine import seconds_of
 from benchmarks.records import keep, origin
 
 CHAPTER = "engineering/export"
@@ -139,10 +139,7 @@ def seconds(decode: dict[str, Decode], ids: list[list[int]]) -> dict[str, float]
     best = dict.fromkeys(decode, float("inf"))
     for _ in range(ROUNDS):
         for name, one in decode.items():
-            start = time.perf_counter()
-            for batch in batches:
-                one(batch)
-            best[name] = min(best[name], time.perf_counter() - start)
+            best[name] = min(best[name], seconds_of(partial(list, map(one, batches))))
     return best
 
 

@@ -49,6 +49,7 @@ from annotated_transformer.training.optimizer import make_adam
 from annotated_transformer.translation import beam_search as readable_beam
 from annotated_transformer.translation import greedy as readable_greedy
 from benchmarks.graphs import graphed
+from benchmarks.machine import seconds_of
 from benchmarks.records import keep, origin
 from benchmarks.rungs import Work, batch_of, draw_pairs
 from benchmarks.workers import ROOT
@@ -228,26 +229,19 @@ def smoke(scale: Scale, device: torch.device) -> Record:
 # --- step: B1 ---------------------------------------------------------------------------------
 
 
-def wait_for(device: torch.device) -> float:
-    """Wait until the device is idle; return the time."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def time_step(work: Work, precision: Precision, compiler: str | None, updates: int) -> Record:
     """Measure updates on one batch: seconds, tokens a second, share of the peak, memory."""
     device, pairs = precision.device, draw_pairs(work)
     cuda = device.type == "cuda"
     model, batch = model_of(work, device), batch_of(pairs).to(device)
     module, optimizer = PreciseLoss(model, precision, compiler), make_adam(model, lr=1e-5)
+    given: Record = {"smoothing": 0.1, "loss": replica_loss, "scale": precision.scale}
+    one = partial(update, module, [batch], optimizer, **given)
     seconds = []
     for number in range(updates + 3):
         if cuda and number == 3:  # the first ones compile and allocate
             torch.cuda.reset_peak_memory_stats()
-        start = wait_for(device)
-        update(module, [batch], optimizer, smoothing=0.1, loss=replica_loss, scale=precision.scale)
-        seconds.append(wait_for(device) - start)
+        seconds.append(seconds_of(one, device))
     median = statistics.median(seconds[3:])
     lengths = [len(s) + 1 for s, _ in pairs], [len(t) + 1 for _, t in pairs]
     flops = training_flops(work.config, work.vocabulary, *lengths)
@@ -297,9 +291,7 @@ def profile(scale: Scale, device: torch.device) -> Record:
         for _ in range(3):
             one()
         with torch.profiler.profile(activities=activities) as seen:
-            start = wait_for(device)  # the profiler's own start is not counted
-            one()
-            seconds = wait_for(device) - start
+            seconds = seconds_of(one, device)  # the profiler's own start is not counted
         key = "self_device_time_total" if kind == "cuda" else "self_cpu_time_total"
         kernels = [
             {"name": event.key[:120], "calls": event.count, "seconds": getattr(event, key) / 1e6}
@@ -356,16 +348,9 @@ def decode(scale: Scale, device: torch.device) -> Record:
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
     """Return the median seconds of three calls, after one; of none more where that took 2 s."""
-    start = wait_for(device)
-    run()
-    if (first := wait_for(device) - start) > 2:
+    if (first := seconds_of(run, device)) > 2:
         return first
-    found = []
-    for _ in range(3):
-        start = wait_for(device)
-        run()
-        found.append(wait_for(device) - start)
-    return statistics.median(found)
+    return statistics.median(seconds_of(run, device) for _ in range(3))
 
 
 # --- what other commands do -------------------------------------------------------------------

@@ -10,7 +10,6 @@ import contextlib
 import json
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from annotated_transformer.engine.records import processor_name
 from annotated_transformer.fast.products import choose_products
 from annotated_transformer.model.transformer import ModelConfig
-from benchmarks.machine import matmul_peak, memory_bandwidth, roofline
+from benchmarks.machine import matmul_peak, memory_bandwidth, roofline, seconds_of
 from benchmarks.records import keep, origin
 from benchmarks.rungs import (
     WORKS,
@@ -57,9 +56,7 @@ def serve(argument: str) -> None:
             break
         if cuda:  # memory goes back to the other rungs after each turn, so it must warm up
             trainer.run()
-        start = time.perf_counter()
-        trainer.run()
-        reply(time.perf_counter() - start)
+        reply(seconds_of(trainer.run))
         if cuda:
             torch.cuda.empty_cache()
     memory = torch.cuda.max_memory_allocated() if cuda else resident("VmHWM") - before

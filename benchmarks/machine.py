@@ -15,6 +15,23 @@ from torch.utils.flop_counter import FlopCounterMode
 from annotated_transformer.fast.dropout import cheap_dropout
 
 
+def seconds_of(
+    run: Callable[[], object],
+    device: str | torch.device = "cpu",
+    clock: Callable[[], float] | None = None,
+) -> float:
+    """Return how long a call takes, with all the work that it gives to a GPU."""
+    cuda = torch.device(device).type == "cuda"
+    clock = time.perf_counter if clock is None else clock
+    if cuda:
+        torch.cuda.synchronize()  # what was asked for before is not counted
+    start = clock()
+    run()
+    if cuda:
+        torch.cuda.synchronize()
+    return clock() - start
+
+
 def best_seconds(run: Callable[[], object], device: str = "cpu", least: float = 0.1) -> float:
     """Return the shortest time of a call, among at least three that take ``least`` seconds.
 
@@ -25,13 +42,7 @@ def best_seconds(run: Callable[[], object], device: str = "cpu", least: float = 
     run()
     found: list[float] = []
     while len(found) < 3 or sum(found) < least:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = clock()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found.append(clock() - start)
+        found.append(seconds_of(run, device, clock))
     return min(found)
 
 

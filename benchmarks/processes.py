@@ -11,7 +11,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ from annotated_transformer.training.distributed import local_batches, replica_lo
 from annotated_transformer.training.loop import update
 from annotated_transformer.training.optimizer import make_adam
 from benchmarks.contenders import SIZES, make_pairs
+from benchmarks.machine import seconds_of
 from benchmarks.records import keep, origin
 
 WAYS = {  # processes, threads of each, precision
@@ -44,12 +44,12 @@ def work(name: str, precision: str, updates: int) -> None:
         loss = PreciseLoss(model, Precision(precision))  # type: ignore[arg-type]
         replica = replicate(loss, world)
         optimizer, batch = make_adam(model, lr=1e-4), make_pairs(size)
-        times = []
-        for _ in range(updates + 2):
-            start = time.perf_counter()
+
+        def step() -> None:
             shares = local_batches([batch], lambda one: one, world)
             update(replica, shares, optimizer, smoothing=0.1, loss=replica_loss, world=world)
-            times.append(time.perf_counter() - start)
+
+        times = [seconds_of(step) for _ in range(updates + 2)]
         if world.main:
             print(statistics.median(times[2:]))
 

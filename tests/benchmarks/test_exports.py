@@ -44,7 +44,7 @@ def test_each_takes_turns_and_the_best_round_counts(monkeypatch: pytest.MonkeyPa
     from benchmarks import exports
 
     clock = iter([0, 5, 5, 6, 10, 12, 20, 29, 30, 33, 40, 48])
-    monkeypatch.setattr("benchmarks.exports.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("benchmarks.machine.time.perf_counter", lambda: next(clock))
     seen: list[tuple[str, int]] = []
     decode: dict[str, exports.Decode] = {
         "one": lambda batch: seen.append(("one", len(batch))),
