@@ -1,12 +1,12 @@
 """The names of *The Annotated Transformer*, with its signatures and its defaults.
 
 Code written for it runs once its imports are changed to this module: all of 2018, and of 2022 the
-model, batches, training and decoding, without its scripts for Multi30k and its figures. Unlike the
-rest of the package, which follows the paper, this module follows that article: pre-norm layers with
-the sample deviation, dropout of attention weights and hidden units, and no shared matrices. Where
-the two editions use the same name differently, both ways of calling it work. Padding is 0 unless
-said otherwise, as in 2018, and PyTorch has dropped 2018's ``loss.data[0]``: write ``loss.item()``.
-The weights in ``.attn`` carry no gradient.
+model, tokens, batches, training and decoding, without its downloads for Multi30k and its figures.
+Unlike the rest of the package, which follows the paper, this module follows that article: pre-norm
+layers with the sample deviation, dropout of attention weights and hidden units, and no shared
+matrices. Where the two editions use the same name differently, both ways of calling it work.
+Padding is 0 unless said otherwise, as in 2018, and PyTorch has dropped 2018's ``loss.data[0]``:
+write ``loss.item()``. The weights in ``.attn`` carry no gradient.
 """
 
 import copy
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,9 +38,9 @@ __all__ = [  # without MyIterator, so that a star import does not need torchtext
     "Encoder", "EncoderDecoder", "EncoderLayer", "Generator", "LabelSmoothing", "LayerNorm",
     "MultiGPULossCompute", "MultiHeadedAttention", "NoamOpt", "PositionalEncoding",
     "PositionwiseFeedForward", "SimpleLossCompute", "SublayerConnection", "TrainState",
-    "article_state", "attention", "average", "batch_size_fn", "clones", "data_gen",
-    "get_std_opt", "greedy_decode", "make_model", "rate", "rebatch", "run_epoch",
-    "subsequent_mask", "tokenize_de", "tokenize_en",
+    "article_state", "attention", "average", "batch_size_fn", "clones", "collate_batch", "data_gen",
+    "get_std_opt", "greedy_decode", "load_tokenizers", "make_model", "rate", "rebatch",
+    "run_epoch", "subsequent_mask", "tokenize", "tokenize_de", "tokenize_en", "yield_tokens",
 ]  # fmt: skip
 
 # --- the model ------------------------------------------------------------------------------
@@ -164,6 +165,9 @@ def article_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 # --- batches and data -----------------------------------------------------------------------
 
+Split = Callable[[str], list[str]]
+LookUp = Callable[[list[str]], list[int]]
+
 
 def _alias(name: str) -> Any:
     """Return a property that is another name of an attribute."""
@@ -209,18 +213,54 @@ def rebatch(pad_idx: int, batch: Any) -> Batch:
 
 def tokenize_de(text: str) -> list[str]:
     """Split a German text into words and punctuation, by spaCy's rules alone."""
-    return _words(text, "de")
+    return tokenize(text, load_tokenizers()[0])
 
 
 def tokenize_en(text: str) -> list[str]:
     """Split an English text into words and punctuation, by spaCy's rules alone."""
-    return _words(text, "en")
+    return tokenize(text, load_tokenizers()[1])
 
 
-def _words(text: str, language: str) -> list[str]:
+def load_tokenizers() -> tuple[Any, Any]:
+    """Return spaCy's rules for German and English, which need no download (2022)."""
     from annotated_transformer.translation.tokenizers import spacy_tokenizer
 
-    return [token.text for token in spacy_tokenizer(language)(text)]
+    german, english = (SimpleNamespace(tokenizer=spacy_tokenizer(each)) for each in ("de", "en"))
+    return german, english
+
+
+def tokenize(text: str, tokenizer: Any) -> list[str]:
+    """Split a text into words and punctuation with a pipeline's ``tokenizer`` (2022)."""
+    return [token.text for token in tokenizer.tokenizer(text)]
+
+
+def yield_tokens(data_iter: Iterable[Any], tokenizer: Split, index: int) -> Iterator[list[str]]:
+    """Yield the words of each pair's sentence ``index``, 0 or 1 (2022)."""
+    for pair in data_iter:
+        yield tokenizer(pair[index])
+
+
+def collate_batch(
+    batch: Sequence[tuple[str, str]],
+    src_pipeline: Split,
+    tgt_pipeline: Split,
+    src_vocab: LookUp,
+    tgt_vocab: LookUp,
+    device: int | str | torch.device,
+    max_padding: int = 128,
+    pad_id: int = 2,
+) -> tuple[Tensor, Tensor]:
+    """Convert sentence pairs into tokens: source and target ``(batch, max_padding)`` (2022).
+
+    Each sentence stands between 0 and 1. What is longer than ``max_padding`` is cut.
+    """
+
+    def row(text: str, split: Split, look_up: LookUp) -> Tensor:
+        tokens = torch.tensor([0, *look_up(split(text)), 1], device=device)
+        return nn.functional.pad(tokens, (0, max_padding - len(tokens)), value=pad_id)
+
+    src = torch.stack([row(text, src_pipeline, src_vocab) for text, _ in batch])
+    return src, torch.stack([row(text, tgt_pipeline, tgt_vocab) for _, text in batch])
 
 
 @cache

@@ -30,15 +30,20 @@ from annotated_transformer.article import (
     attention,
     average,
     batch_size_fn,
+    collate_batch,
     data_gen,
     get_std_opt,
     greedy_decode,
+    load_tokenizers,
     rebatch,
     run_epoch,
     subsequent_mask,
+    tokenize,
     tokenize_de,
     tokenize_en,
+    yield_tokens,
 )
+from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.model.embeddings import Embeddings
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
 from tests.parts import part_of
@@ -128,6 +133,60 @@ def test_the_loop_of_2022() -> None:
     assert losses[-1] < losses[0]
     assert (state.step, state.accum_step, state.samples) == (60, 30, 1200)
     assert state.tokens == 60 * 20 * 9
+
+
+def test_the_text_of_2022_becomes_batches_that_a_model_learns_from() -> None:
+    """Its code for Multi30k, with a list for torchtext's vocabulary."""
+    found = grammar_pairs("train", 96)
+    pairs = [(" ".join(pair.german), " ".join(pair.english)) for pair in found]
+    spacy_de, spacy_en = load_tokenizers()
+
+    def words_de(text: str) -> list[str]:
+        return tokenize(text, spacy_de)
+
+    def words_en(text: str) -> list[str]:
+        return tokenize(text, spacy_en)
+
+    special = ["<s>", "</s>", "<blank>", "<unk>"]
+    de = special + sorted({word for one in yield_tokens(pairs, words_de, 0) for word in one})
+    en = special + sorted({word for one in yield_tokens(pairs, words_en, 1) for word in one})
+
+    def collate(batch: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
+        return collate_batch(
+            batch, words_de, words_en, lambda words: [*map(de.index, words)],
+            lambda words: [*map(en.index, words)], "cpu", max_padding=20, pad_id=2,
+        )  # fmt: skip
+
+    batches = [collate(pairs[i : i + 32]) for i in (0, 32, 64)]
+    for side, own in enumerate((de, en)):
+        rows = torch.cat([batch[side] for batch in batches]).tolist()
+        for pair, row in zip(pairs, rows, strict=True):
+            words = [own[i] for i in row]
+            end = words.index("</s>")
+            assert words[0] == "<s>"
+            assert "".join(words[1:end]) == pair[side].replace(" ", "")
+            assert words[end + 1 :] == ["<blank>"] * (20 - end - 1)
+    torch.manual_seed(0)
+    model = article.make_model(len(de), len(en), N=1, d_model=32, d_ff=32, h=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    compute = SimpleLossCompute(model.generator, LabelSmoothing(len(en), 2, 0.1))
+    losses = []
+    for _ in range(25):
+        data = (Batch(src, tgt, 2) for src, tgt in batches)
+        losses.append(run_epoch(data, model, compute, optimizer, schedule)[0])
+    assert losses[-1] < losses[0] / 2
+
+
+def test_a_long_sentence_is_cut_as_in_2022() -> None:
+    known = {"a": 4, "b": 5}
+
+    def look_up(words: list[str]) -> list[int]:
+        return [known[word] for word in words]
+
+    src, tgt = collate_batch([("a b a b", "b")], str.split, str.split, look_up, look_up, "cpu", 4)
+    assert src.tolist() == [[0, 4, 5, 4]]
+    assert tgt.tolist() == [[0, 5, 1, 2]]
 
 
 def test_attributes_of_both_editions() -> None:
