@@ -38,6 +38,7 @@ from benchmarks.machine import (
     memory_bandwidth,
     operations,
     roofline,
+    seconds_of,
 )
 from benchmarks.rungs import (
     LADDER,
@@ -381,6 +382,22 @@ def test_best_seconds_is_the_least(
     monkeypatch.setattr(time, name, lambda: float(next(clock)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert best_seconds(lambda: None, least=1) == 2
+
+
+def test_the_timer_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("wait"))
+
+    def clock() -> float:
+        seen.append("clock")
+        return float(len(seen))
+
+    for device in ("cuda", torch.device("cuda", 0)):
+        seen.clear()
+        assert seconds_of(lambda: seen.append("run"), device, clock) == 3
+        assert seen == ["wait", "clock", "run", "wait", "clock"]
+    seconds_of(lambda: None)  # a CPU has nothing to wait for
+    assert len(seen) == 5
 
 
 def test_operations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
