@@ -23,7 +23,7 @@ def log_line(window: Window, peak: float | None) -> dict[str, float | None]:
     return {
         "loss": made.loss,
         "rate": window.rate,
-        "norm": window.norm,
+        "grad_norm": window.norm,
         "tokens": made.tokens,
         "seconds": made.seconds,
         "tokens_per_second": made.speed,

@@ -49,7 +49,7 @@ def load_treebank(
     size: int | None = None,
     progress: bool = True,
 ) -> ParallelText:
-    """Load a split of a treebank: words with blanks between, and linearised trees.
+    """Load a split of a treebank: words with blanks between, and linearized trees.
 
     Args:
         name: ``treebank``, the 199 files of the Wall Street Journal that NLTK distributes, split
@@ -156,9 +156,9 @@ def with_phrases(text: ParallelText) -> ParallelText:
 
 
 def check_trees(text: ParallelText) -> ParallelText:
-    """Return the text of someone's own files with linearised trees on the target side.
+    """Return the text of someone's own files with linearized trees on the target side.
 
-    A target line has either symbols, or a tree in Penn brackets, which is cleaned and linearised.
+    A target line has either symbols, or a tree in Penn brackets, which is cleaned and linearized.
 
     Raises:
         CorpusError: A line is not a tree over the words of its sentence.

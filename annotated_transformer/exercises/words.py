@@ -220,7 +220,7 @@ BLEU: Final = Exercise(
     {
         "not clipped: at most as many match as the reference has": partial(bleu, clip=False),
         "brevity penalty missing": partial(bleu, penalty=False),
-        "brevity penalty inverted: short outputs are penalised": partial(bleu, turned=True),
+        "brevity penalty inverted: short outputs are penalized": partial(bleu, turned=True),
         "arithmetic mean of the precisions, not geometric": partial(bleu, arithmetic=True),
         "mean of the sentences' BLEU: counts of all sentences are added first":
             lambda h, r: sum(bleu([a], [b]) for a, b in zip(h, r, strict=True)) / len(h),

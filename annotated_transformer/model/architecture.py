@@ -78,7 +78,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = clones(layer, N)
         # With the norm inside the residual branch, nothing has normalized the last sum.
-        self.norm = LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
+        self.norm = LayerNorm(layer.size) if layer.order == "pre" else nn.Identity()
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
         """Pass ``x (batch, m, d_model)`` through all layers; same shape."""
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
     def __init__(self, layer: DecoderLayer, N: int) -> None:
         super().__init__()
         self.layers = clones(layer, N)
-        self.norm = LayerNorm(layer.size) if layer.norm == "pre" else nn.Identity()
+        self.norm = LayerNorm(layer.size) if layer.order == "pre" else nn.Identity()
 
     def forward(self, x: Tensor, memory: Memory, src_mask: Mask, tgt_mask: Mask) -> Tensor:
         """Pass ``x (batch, n, d_model)`` through all layers; ``memory (batch, m, d_model)``."""
@@ -120,7 +120,7 @@ class EncoderLayer(nn.Module):
         self.self_attn = self_attn
         self.feed_forward = feed_forward
         self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 2)
-        self.size, self.norm = size, norm
+        self.size, self.order = size, norm
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
         """Apply both sub-layers to ``x (batch, m, size)``; same shape."""
@@ -147,7 +147,7 @@ class DecoderLayer(nn.Module):
         self.src_attn = src_attn
         self.feed_forward = feed_forward
         self.sublayer = clones(SublayerConnection(size, dropout, norm=norm), 3 if src_attn else 2)
-        self.size, self.norm = size, norm
+        self.size, self.order = size, norm
 
     def forward(self, x: Tensor, memory: Memory, src_mask: Mask, tgt_mask: Mask) -> Tensor:
         """Apply the sub-layers to ``x (batch, n, size)``; same shape."""

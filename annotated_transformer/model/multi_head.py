@@ -52,7 +52,7 @@ class MultiHeadedAttention(nn.Module):
         w_q, w_k, w_v, w_o = self.linears
         q, k, v = (split_heads(x, self.h) for x in (w_q(query), w_k(key), w_v(value)))
         if mask is not None:
-            if mask.dim() != 3 or (mask.is_floating_point() and mask.min() < 0):  # of scores
+            if mask.dim() != 3 or (mask.is_floating_point() and mask.min() < 0):  # additive
                 raise ValueError("mask: give true or false, shaped (batch or 1, n or 1, m)")
             mask = mask.unsqueeze(1)  # the same for all heads
         x, weights = attention(q, k, v, mask, self.dropout)

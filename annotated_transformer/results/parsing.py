@@ -367,7 +367,7 @@ def with_tags(tree: Tree, given: Sequence[str]) -> Tree:
 
 
 class Symbols:
-    """A vocabulary of linearised trees, by the kinds of its symbols.
+    """A vocabulary of linearized trees, by the kinds of its symbols.
 
     Args:
         symbols: The vocabulary, by number; special symbols belong to no tree.

@@ -169,7 +169,7 @@ def left(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes], list[dict[st
         *sorted((folder / "snapshots").glob("*.safetensors")),
     ]
     log = [
-        {name: row[name] for name in ("update", "epoch", "loss", "rate", "norm", "tokens")}
+        {name: row[name] for name in ("update", "epoch", "loss", "rate", "grad_norm", "tokens")}
         for row in log_of(folder)
     ]
     bits = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
@@ -199,7 +199,7 @@ def test_the_number_of_processes_may_change(tmp_path: Path) -> None:
     for row in logs[0][1:]:  # the ends of the parts have lines of their own
         for name in ("epoch", "rate"):
             assert several[row["update"]][name] == row[name]
-        assert several[row["update"]]["norm"] == pytest.approx(row["norm"], rel=1e-2)
+        assert several[row["update"]]["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-2)
     sums = [sum(row["tokens"] for row in log) for log in logs]
     assert sums[0] == sums[1]  # the same sentences, each once
     states = [load_tensors(checkpoint_paths(tmp_path / name)[-1]) for name in ("one", "several")]
