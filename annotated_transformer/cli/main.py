@@ -8,8 +8,11 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr, suppress
 from importlib import import_module
+from io import FileIO, TextIOWrapper
 from types import FrameType
+from typing import Any
 
 from annotated_transformer.engine.interruption import handle_signals
 
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         received.append(number)
         raise_interrupt(number, frame)
 
-    with handle_signals(note):
+    with redirect_stderr(lossy_errors()), handle_signals(note):
         try:
             return run(words)
         except KeyboardInterrupt as end:
@@ -75,6 +78,25 @@ def occupy_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
+class LossyFile(FileIO):
+    """A file that drops what cannot be written, as for a log whose reader has gone."""
+
+    def write(self, data: Any) -> int:
+        """Write or drop the data; return the bytes that are done with."""
+        with suppress(OSError):
+            return super().write(data)
+        return len(data)
+
+
+def lossy_errors() -> Any:
+    """Return standard error such that progress that nobody can read does not end the work."""
+    own = sys.__stderr__
+    if own is None or own is not sys.stderr:  # closed, or of a notebook
+        return sys.stderr
+    raw = LossyFile(2, "w", closefd=False)
+    return TextIOWrapper(raw, own.encoding, own.errors, write_through=True)
 
 
 def raise_interrupt(number: int, frame: FrameType | None) -> None:

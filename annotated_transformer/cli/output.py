@@ -28,9 +28,14 @@ def log(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def escape_text(text: str) -> str:
+    """Return a text with codes for what would not print, such as tabs and line breaks."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
 def print_error(text: object) -> None:
     """Print an error in one line, after the command's name."""
-    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text))
+    line = escape_text(str(text))
     log(f"{NAME}: {line if len(line) <= LONGEST else f'{line[:300]} … {line[-200:]}'}")
 
 

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from annotated_transformer.cli import output
 from annotated_transformer.cli.options import Parse
-from annotated_transformer.cli.output import (
-    NAME,
-    STANDARD,
-    check_target,
-    has_bar,
-    log,
-    write_document,
-)
 from annotated_transformer.cli.systems import beam_and_alpha, open_system
 from annotated_transformer.cli.translate import files_of, read_text, split_arguments
 from annotated_transformer.engine.config import UsageError
@@ -32,11 +25,11 @@ def run(command: Parse) -> int:
     if given is None and not folder.exists():
         raise UsageError(
             f"no parser is in {folder}: give the folder of one, or train it with "
-            f"{NAME} train --corpus treebank"
+            f"{output.NAME} train --corpus treebank"
         )
-    if command.sentence is not None and source != STANDARD:
+    if command.sentence is not None and source != output.STANDARD:
         raise UsageError(f"--sentence or {source}, not both; leave one of them out")
-    check_target("--output", command.output, source, *files_of(folder))
+    output.check_target("--output", command.output, source, *files_of(folder))
     system, weights = open_system(folder, command.search)
     if not is_parser(system.languages):
         pair = " to ".join(system.languages)
@@ -51,10 +44,10 @@ def run(command: Parse) -> int:
     beam, alpha = beam_and_alpha(command.search, system)
     found = parse_sentences(
         system, sentences, beam=beam, alpha=alpha, extra=command.extra, name=name,
-        constrained=not command.free, progress=has_bar(command.quiet, command.output),
+        constrained=not command.free, progress=output.has_bar(command.quiet, command.output),
     )  # fmt: skip
     text = format_trees(found, command.format)
-    write_document(text, command.output)
+    output.write_document(text, command.output)
     if not command.quiet:
         report_repairs(found, f"{folder / weights}")
     return 0
@@ -83,5 +76,7 @@ def report_repairs(found: Sequence[Found | None], by: str) -> None:
     """Say how many outputs were no trees, and who made them."""
     parses = [parse for parse in found if parse is not None]
     if broken := sum(not parse.well_formed for parse in parses):
-        log(f"{broken} of {len(parses)} outputs were no trees over their words, and were repaired")
-    log(f"parsed {len(parses)} sentence{'s' * (len(parses) != 1)} by {by}")
+        output.log(
+            f"{broken} of {len(parses)} outputs were no trees over their words, and were repaired"
+        )
+    output.log(f"parsed {len(parses)} sentence{'s' * (len(parses) != 1)} by {by}")

@@ -3,7 +3,7 @@
 import math
 
 from annotated_transformer.cli.options import Score, Search
-from annotated_transformer.cli.output import check_target, has_bar, log, write_document
+from annotated_transformer.cli.output import check_target, escape_text, has_bar, log, write_document
 from annotated_transformer.cli.systems import open_systems
 from annotated_transformer.cli.translate import files_of
 from annotated_transformer.data.corpora import read_parallel
@@ -36,5 +36,5 @@ def score_line(found: PairScore, *, tokens: bool) -> str:
     columns = [f"{found.total:.4f}", f"{found.per_token:.4f}"]
     if tokens:
         pairs = zip(found.tokens, found.log_probabilities, strict=True)
-        columns += [f"{token} {value:.4f}" for token, value in pairs]
+        columns += [f"{escape_text(token)} {value:.4f}" for token, value in pairs]
     return "\t".join(columns) + "\n"

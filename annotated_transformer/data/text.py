@@ -142,8 +142,8 @@ def stream_lines(
             row = content.readline(MAX_LINE + 5)  # room for a byte order mark and the line end
             if not row:
                 break
-            if number == 1:
-                row = row.removeprefix(codecs.BOM_UTF8)
+            if number == 1 and not (row := row.removeprefix(codecs.BOM_UTF8)):
+                break
             yield _decode(row, f"{name}, line {number}", errors)
         while digest and (rest := source.read(1 << 16)):  # after the end of compressed data
             digest.update(rest)
@@ -172,6 +172,8 @@ def live_lines(
             yield list(stream_lines(io.BytesIO(data), name=name))
             return
         rest, number = b"", 1
+        while data and codecs.BOM_UTF8.startswith(data) and (more := read(1 << 16)):
+            data += more  # a writer may send the mark before it has a line
         data = data.removeprefix(codecs.BOM_UTF8)
         while data or rest:
             *rows, rest = (rest + data).split(b"\n")

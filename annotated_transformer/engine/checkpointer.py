@@ -17,19 +17,7 @@ from annotated_transformer.data.files import (
     write_atomically,
 )
 from annotated_transformer.data.tensors import save_tensors
-from annotated_transformer.engine.checkpoints import (
-    AVERAGED,
-    WEIGHTS,
-    CheckpointError,
-    check_fingerprint,
-    damaged_error,
-    list_snapshots,
-    load_tensors,
-    numbered_files,
-    restore_run,
-    run_tensors,
-    save_weights,
-)
+from annotated_transformer.engine import checkpoints
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.state import Checkpoint, TrainState
 from annotated_transformer.engine.system import System
@@ -39,7 +27,7 @@ from annotated_transformer.training.distributed import DistributedWorld
 
 def checkpoint_paths(folder: str | Path) -> list[Path]:
     """Return the checkpoints that a run can resume from, oldest first."""
-    return numbered_files(Path(folder) / "training")
+    return checkpoints.numbered_files(Path(folder) / "training")
 
 
 def read_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, Any], Checkpoint]:
@@ -48,17 +36,17 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, Any],
     Raises:
         CheckpointError: The file is damaged.
     """
-    tensors, data = load_tensors(path, verify=verify)
+    tensors, data = checkpoints.load_tensors(path, verify=verify)
     try:
         return tensors, from_dict(Checkpoint, data)
     except TypeError as error:
-        raise damaged_error(path, error) from None
+        raise checkpoints.damaged_error(path, error) from None
 
 
 def read_state(folder: str | Path) -> TrainState | None:
     """Return the state of a run, even of a live one; None without an intact checkpoint."""
     for path in reversed(checkpoint_paths(folder)):
-        with contextlib.suppress(CheckpointError):  # damaged, or just being replaced
+        with contextlib.suppress(checkpoints.CheckpointError):  # damaged, or just being replaced
             return read_checkpoint(path, verify=False)[1].state
     return None
 
@@ -134,9 +122,11 @@ class Checkpointer:
         """
         if checkpoint_paths(self.folder):
             return True
-        for path in (self.folder / name for name in (WEIGHTS, AVERAGED, "snapshots")):
+        for path in (
+            self.folder / name for name in (checkpoints.WEIGHTS, checkpoints.AVERAGED, "snapshots")
+        ):
             if path.exists() and not self.mark.exists():
-                raise CheckpointError(
+                raise checkpoints.CheckpointError(
                     f"{path}: exists, but {self.folder / 'training'} has no checkpoint to resume "
                     "from; move the file, or choose another folder with --out"
                 )
@@ -145,7 +135,7 @@ class Checkpointer:
     def begin(self, update: int) -> None:
         """Delete snapshots made after ``update``; mark a new folder as this run's."""
         if self.world.main:
-            for path in list_snapshots(self.folder):
+            for path in checkpoints.list_snapshots(self.folder):
                 if int(path.stem) > update:  # of a killed run, perhaps with other options
                     path.unlink()
             if not checkpoint_paths(self.folder):
@@ -153,7 +143,7 @@ class Checkpointer:
 
     def save(self, system: System, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
         """Write everything needed to resume."""
-        tensors = run_tensors(system.model, optimizer, self.world)
+        tensors = checkpoints.run_tensors(system.model, optimizer, self.world)
         if self.world.main:
             path = self.folder / "training" / f"{checkpoint.state.updates:08d}.safetensors"
             save_tensors(path, tensors, asdict(checkpoint))
@@ -170,13 +160,15 @@ class Checkpointer:
         Raises:
             CheckpointError: All are damaged, or belong to another model.
         """
-        failed: list[tuple[Path, CheckpointError]] = []
+        failed: list[tuple[Path, checkpoints.CheckpointError]] = []
         for path in reversed(checkpoint_paths(self.folder)):
             try:
                 tensors, found = read_checkpoint(path, verify=self.world.main)
-                check_fingerprint(system, {"tokenizers": found.tokenizers}, path)
-                restore_run(tensors, found.groups, system.model, optimizer, self.world, path)
-            except CheckpointError as error:
+                checkpoints.check_fingerprint(system, {"tokenizers": found.tokenizers}, path)
+                checkpoints.restore_run(
+                    tensors, found.groups, system.model, optimizer, self.world, path
+                )
+            except checkpoints.CheckpointError as error:
                 failed.append((path, error))
                 continue
             for newer, reason in failed:
@@ -190,6 +182,6 @@ class Checkpointer:
     def snapshot(self, system: System, update: int, keep: int) -> None:
         """Save the weights for averaging, and delete all but the last ``keep`` snapshots."""
         path = self.folder / "snapshots" / f"{update:08d}.safetensors"
-        save_weights(system, path, write=self.world.main, update=update)
-        for old in list_snapshots(self.folder)[:-keep] if self.world.main else ():
+        checkpoints.save_weights(system, path, write=self.world.main, update=update)
+        for old in checkpoints.list_snapshots(self.folder)[:-keep] if self.world.main else ():
             old.unlink()

@@ -119,7 +119,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def close(self) -> None:
         """Close the files."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is not on disk yet was said not to be
+            self._file.close()
         if self._board is not None:
             self._board.close()
         self._board = None

@@ -11,16 +11,8 @@ import torch
 
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import TokenPairs
+from annotated_transformer.engine import checkpoints
 from annotated_transformer.engine.checkpointer import Checkpointer, SaveClock, checkpoint_paths
-from annotated_transformer.engine.checkpoints import (
-    WEIGHTS,
-    damaged_error,
-    load_system,
-    load_weights,
-    save_description,
-    save_weights,
-    weights_of,
-)
 from annotated_transformer.engine.config import Options, UsageError, check_options, option_flag
 from annotated_transformer.engine.interruption import collect_signals
 from annotated_transformer.engine.precision import Precision, find_device
@@ -161,7 +153,9 @@ class Trainer:
         found, bleu = self.validator.measure_all(self.updater.replica, self.system, self.texts)
         if self.state.validated(found, bleu, self.options.optim.best_metric):
             data = {"valid_loss": found.loss, "valid_bleu": bleu, "update": self.state.updates}
-            save_weights(self.system, self.folder / WEIGHTS, write=self.world.main, **data)
+            checkpoints.save_weights(
+                self.system, self.folder / checkpoints.WEIGHTS, write=self.world.main, **data
+            )
         log.write(self.state, valid_loss=found.loss, valid_bleu=bleu)
 
 
@@ -224,7 +218,7 @@ def open_run(
     if main:
         if not begun and files.has_begun():  # while the folder was not locked
             raise UsageError(f"{folder}: another process has started a run there; try again")
-        save_description(system, folder)
+        checkpoints.save_description(system, folder)
     return system, train, valid
 
 
@@ -242,15 +236,17 @@ def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
         config = model_config(options, tokenizers[0] is tokenizers[1])
         languages = text.languages
     else:
-        begun = load_system(folder, weights=None)
+        begun = checkpoints.load_system(folder, weights=None)
         tokenizers, config, languages = begun.tokenizers, begun.config, begun.languages
         done = max((int(path.stem) for path in checkpoint_paths(folder)), default=0)
         check_same(begun.training, described, folder, done)
         if config.max_len < options.data.max_len:  # the texts are made for the latter
-            raise damaged_error(folder / "config.json", f"max_len is {config.max_len}")
+            raise checkpoints.damaged_error(folder / "config.json", f"max_len is {config.max_len}")
     model = fresh_model(tokenizers, config, options.optim.seed)
     if before is not None:
-        load_weights(model, weights_of(before.model), str(options.optim.finetune_from))
+        checkpoints.load_weights(
+            model, checkpoints.weights_of(before.model), str(options.optim.finetune_from)
+        )
     return System(model, config, languages, tokenizers, described)
 
 

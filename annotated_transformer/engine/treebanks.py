@@ -13,16 +13,7 @@ from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.grammar import GRAMMAR_SIZES, grammar_pairs
 from annotated_transformer.data.symbols import SymbolTokenizer, word_shape
 from annotated_transformer.notation import SPECIAL_TOKENS
-from annotated_transformer.results.parsing import (
-    Tree,
-    clean_tree,
-    delinearize,
-    leaves,
-    linearize,
-    read_trees,
-    walk,
-    well_formed,
-)
+from annotated_transformer.results import parsing
 
 MARKS = "()/"  # first characters of brackets and tags in trees that contain words
 TREES = "trees"  # the target "language" of a parser
@@ -71,7 +62,7 @@ def load_treebank(
     if name == "treebank":
         trees, origin = penn_trees(split, mirror, cache, progress), "Penn Treebank, NLTK's sample"
     else:
-        trees = [read_trees(pair.tree)[0] for pair in grammar_pairs(split, size)]
+        trees = [parsing.read_trees(pair.tree)[0] for pair in grammar_pairs(split, size)]
         origin = "written by the grammar, seed 0"
     source, target = zip(*map(tree_lines, trees), strict=True)
     text = text_of_lines(source, target, LANGUAGES, name=name, split=split, origin=origin)
@@ -80,7 +71,7 @@ def load_treebank(
 
 def penn_trees(
     split: str, mirror: str | Path | None, cache: str | Path | None, progress: bool
-) -> list[Tree]:
+) -> list[parsing.Tree]:
     """Return the trees of a split of the Penn sample, without traces and function tags."""
     ((path, (size, digest, *urls)),) = SOURCES["treebanks"].items()
     file = RemoteFile(path, tuple(urls), size, digest)
@@ -94,17 +85,17 @@ def penn_trees(
     ]
 
 
-def clean_trees(text: str, name: str) -> Iterator[Tree]:
+def clean_trees(text: str, name: str) -> Iterator[parsing.Tree]:
     """Yield the trees of a text in Penn brackets, without traces and function tags.
 
     Raises:
         CorpusError: The brackets are unbalanced.
     """
     try:
-        found = read_trees(text)
+        found = parsing.read_trees(text)
     except ValueError as error:
         raise CorpusError(f"{name}: {error}") from None
-    yield from (tree for tree in map(clean_tree, found) if tree is not None)
+    yield from (tree for tree in map(parsing.clean_tree, found) if tree is not None)
 
 
 def safe_words(sentence: str) -> str:
@@ -141,16 +132,18 @@ def tree_vocabulary(text: ParallelText, most: int) -> SymbolTokenizer:
     return SymbolTokenizer(list(dict.fromkeys([*symbols, *shapes, *kept])))
 
 
-def tree_lines(tree: Tree) -> tuple[str, str]:
+def tree_lines(tree: parsing.Tree) -> tuple[str, str]:
     """Return a tree as two lines: its words, and its symbols."""
-    return " ".join(leaves(tree)), " ".join(linearize(tree))
+    return " ".join(parsing.leaves(tree)), " ".join(parsing.linearize(tree))
 
 
 def with_phrases(text: ParallelText) -> ParallelText:
     """Return a text of trees, and after it each different constituent of two words or more."""
-    trees = [delinearize(target.split(), source.split()) for source, target in text]
-    inside = (node for tree in trees for node, opens in walk(tree) if opens and node is not tree)
-    more = dict.fromkeys(tree_lines(node) for node in inside if len(leaves(node)) > 1)
+    trees = [parsing.delinearize(target.split(), source.split()) for source, target in text]
+    inside = (
+        node for tree in trees for node, opens in parsing.walk(tree) if opens and node is not tree
+    )
+    more = dict.fromkeys(tree_lines(node) for node in inside if len(parsing.leaves(node)) > 1)
     source, target = zip(*text, *more, strict=True)
     return replace(text, source=source, target=target)
 
@@ -176,10 +169,10 @@ def check_trees(text: ParallelText) -> ParallelText:
 
 def own_symbols(line: str, words: Sequence[str]) -> list[str] | None:
     """Return the symbols of a tree over these words; None if the line has no such tree."""
-    if well_formed(symbols := line.split(), words):
+    if parsing.well_formed(symbols := line.split(), words):
         return symbols
     try:
         (tree,) = clean_trees(line, "")
     except ValueError:  # unbalanced, or not one tree
         return None
-    return linearize(tree) if leaves(tree) == list(words) else None
+    return parsing.linearize(tree) if parsing.leaves(tree) == list(words) else None

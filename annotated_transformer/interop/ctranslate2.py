@@ -13,15 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from annotated_transformer.engine.system import System
-from annotated_transformer.interop.folders import (
-    check_heads,
-    has_sub_words,
-    model_card,
-    save_tokenizers,
-    token_strings,
-    transformer_config,
-    whole_folder,
-)
+from annotated_transformer.interop import folders
 from annotated_transformer.model.architecture import EncoderDecoder, LayerNorm
 from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.model.transformer import ModelConfig
@@ -77,17 +69,19 @@ def export_ctranslate2(
         ExportError: CTranslate2 cannot express the model.
         FileError: The folder cannot be written, or holds something else.
     """
-    config = transformer_config(system, TARGET)
-    check_heads(config, TARGET)
+    config = folders.transformer_config(system, TARGET)
+    folders.check_heads(config, TARGET)
     spec = model_spec(system, config)
-    with whole_folder(out, to=TARGET, precision=precision) as folder:
+    with folders.whole_folder(out, to=TARGET, precision=precision) as folder:
         spec.validate()
         spec.optimize(quantization=precision)  # equal matrices become one
         spec.save(str(folder))
-        save_tokenizers(system, folder, ends=False)
-        use = USE if has_sub_words(system) else USE_WORDS
+        folders.save_tokenizers(system, folder, ends=False)
+        use = USE if folders.has_sub_words(system) else USE_WORDS
         use = use.replace("MOST", str(min(256, config.max_len)))
-        (folder / "README.md").write_text(model_card(system, record, use, LOST), encoding="utf-8")
+        (folder / "README.md").write_text(
+            folders.model_card(system, record, use, LOST), encoding="utf-8"
+        )
 
 
 def model_spec(system: System, config: ModelConfig) -> Any:
@@ -97,8 +91,8 @@ def model_spec(system: System, config: ModelConfig) -> Any:
         (config.N, config.N), config.h, pre_norm=config.norm == "pre"
     )
     spec.config.add_source_eos = True
-    spec.register_source_vocabulary(token_strings(system.tokenizers[0]))
-    spec.register_target_vocabulary(token_strings(system.tokenizers[1]))
+    spec.register_source_vocabulary(folders.token_strings(system.tokenizers[0]))
+    spec.register_target_vocabulary(folders.token_strings(system.tokenizers[1]))
     source, target = _embedding(model.src_embed), _embedding(model.tgt_embed)
     spec.encoder.embeddings[0].weight, spec.encoder.position_encodings.encodings = source
     spec.decoder.embeddings.weight, spec.decoder.position_encodings.encodings = target

@@ -82,7 +82,7 @@ def test_what_fails_leaves_no_folders(
         raise OSError(28, "No space left")
 
     (tmp_path / "own").mkdir()
-    monkeypatch.setattr("annotated_transformer.interop.ctranslate2.save_tokenizers", fail)
+    monkeypatch.setattr("annotated_transformer.interop.folders.save_tokenizers", fail)
     out = tmp_path / "own" / "new" / "newer" / "out"
     assert "No space left" in fails(capsys, "export", out, "--to", "ctranslate2")
     assert list(tmp_path.rglob("*")) == [tmp_path / "own"]
@@ -105,6 +105,6 @@ def test_what_fails_leaves_what_was_there(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("annotated_transformer.interop.ctranslate2.save_tokenizers", fail)
+    monkeypatch.setattr("annotated_transformer.interop.folders.save_tokenizers", fail)
     assert main(words) == (2 if isinstance(error, OSError) else 130)
     assert {path.name: files(path) for path in tmp_path.iterdir()} == kept

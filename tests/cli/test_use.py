@@ -21,7 +21,7 @@ from annotated_transformer.cli.options import Translate
 from annotated_transformer.data.text import MAX_LINE, live_lines
 from annotated_transformer.engine.checkpoints import load_system, load_tensors
 from annotated_transformer.engine.interruption import handle_signals
-from annotated_transformer.engine.scoring import score_pairs
+from annotated_transformer.engine.scoring import PairScore, score_pairs
 from annotated_transformer.engine.system import Translation, n_best_lines
 from annotated_transformer.fast.sampling import Sampling
 from annotated_transformer.pretrained import RUNNING
@@ -145,7 +145,36 @@ def test_scores_of_pairs(
     assert "line 5: the target is blank; remove the pair" in line
 
 
+def test_a_token_with_a_tab_stays_in_its_column() -> None:
+    pair = PairScore(["a\tb", "\u2028", "ü", "</s>"], [-1.0, -2.0, -3.0, -4.0])
+    line = score.score_line(pair, tokens=True)
+    assert line.splitlines() == [line.rstrip("\n")]
+    columns = ["-10.0000", "-2.5000", r"a\tb -1.0000", r"\u2028 -2.0000", "ü -3.0000"]
+    assert line.rstrip("\n").split("\t") == [*columns, "</s> -4.0000"]
+
+
 PROGRAM = [sys.executable, "-m", "annotated_transformer"]
+
+
+@pytest.mark.parametrize("kind", ["broken", "full"])
+def test_progress_that_nobody_can_read_ends_no_work(
+    trained: Path, texts: list[str], tmp_path: Path, kind: str
+) -> None:
+    """As in ``train 2>&1 | head -1``, or with a log on a disk without space."""
+    reader, broken = os.pipe()
+    os.close(reader)
+    errors = broken if kind == "broken" else os.open("/dev/full", os.O_WRONLY)
+    out, run = tmp_path / "out", tmp_path / "run"
+    sizes = SIZES.replace("--quiet", "").split()
+    for words in (
+        ["translate", str(trained), texts[4], "--beam", "1", "-o", str(out)],
+        ["train", *sizes, *texts, "--out", str(run)],
+    ):
+        assert subprocess.run([*PROGRAM, *words], stderr=errors).returncode == 0
+    assert out.read_text(encoding="utf-8").count("\n") == 5
+    assert (run / "record.json").exists()
+    for number in {broken, errors}:
+        os.close(number)
 
 
 def test_a_pipe_that_stays_open_is_answered_line_by_line() -> None:
@@ -174,7 +203,10 @@ def pieces(*parts: bytes) -> "list[list[str]]":
 def test_lines_are_those_that_are_complete() -> None:
     assert pieces(b"a\nb\nc", b"c\n", b"d") == [["a", "b"], ["cc"], ["d"]]
     assert pieces("ü".encode()[:1], "ü".encode()[1:] + b"\r\n\n") == [["ü", ""]]
-    assert pieces(b"\xef\xbb\xbfa\n") == [["a"]]
+    for split in range(4):  # some writers send the mark first, and the text when they have it
+        mark = b"\xef\xbb\xbf"
+        assert pieces(*filter(None, (mark[:split], mark[split:])), b"a\n") == [["a"]]
+        assert pieces(*filter(None, (mark[:split], mark[split:]))) == []
     assert pieces() == []
     assert pieces(b"a" * MAX_LINE + b"\n") == [["a" * MAX_LINE]]
     for parts, words in (

@@ -62,6 +62,11 @@ def test_reading_gives_back_what_was_written(
         assert list(stream_lines(file, name="x")) == lines
 
 
+def test_a_mark_alone_is_no_line(tmp_path: Path) -> None:
+    assert read_lines(write(tmp_path / "x", codecs.BOM_UTF8)) == []
+    assert read_lines(write(tmp_path / "x", codecs.BOM_UTF8 + b"\n")) == [""]
+
+
 def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     odd = "a\u2028b\x85c\x0bd\x0ce\x1cf\u2029g\rh"
     path = write(tmp_path / "x", f"{odd}\n\"q\"\t'r'\nlast".encode())

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from annotated_transformer.data.files import FileError
 from annotated_transformer.engine.journal import Journal, read_journal
+from annotated_transformer.engine.runlog import RunLog
+from annotated_transformer.engine.state import TrainState
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -186,6 +188,21 @@ def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
 
 
 # --- TensorBoard -----------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_said_to_be_one(tmp_path: Path) -> None:
+    """What could not be written is still in the buffer, and closing flushes it again."""
+    journal = Journal(tmp_path / "log.jsonl")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, journal._file.fileno())
+    os.close(full)
+
+    def write() -> None:
+        with journal:
+            RunLog(journal.path, journal, None).write(TrainState(), loss=1.0)
+
+    with pytest.raises(FileError, match=r"log\.jsonl: "):
+        write()
 
 
 class Writer:
