@@ -7,10 +7,9 @@ from annotated_transformer.data.diagnosis import ALONE, DRIFT, Finding, diagnose
 
 
 def run(command: Diagnose) -> int:
-    """Print a table of findings; they are no error."""
-    valid = None
-    if command.valid_files is not None:
-        valid = read_parallel(*command.valid_files, split="val", drop_blank=False)
+    """Print a table of findings; they are no error unless ``--strict`` says so."""
+    sides = command.valid_files
+    valid = sides and read_parallel(*sides, split="val", drop_blank=False)
     limits = Preparation(max_words=command.max_words, max_ratio=command.max_ratio)
     pairs, found = diagnose_corpus(
         command.source, command.target, valid=valid, options=limits, examples=command.examples
@@ -18,7 +17,7 @@ def run(command: Diagnose) -> int:
     title = f"{command.source} and {command.target}: {pairs:,} pair{'s' * (pairs != 1)}"
     title += "" if found else ", nothing found"
     print_result("\n".join([title, *findings_table(pairs, found)]))
-    return 0
+    return int(command.strict and bool(found))
 
 
 def findings_table(pairs: int, found: list[Finding]) -> list[str]:

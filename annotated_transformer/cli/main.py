@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after the command's name; those of this process by default.
 
     Returns:
-        Exit status 0, or 2 after an error; 130, 143 or 129 if interrupted by Ctrl-C,
-        termination or the end of the terminal.
+        Exit status 0; 2 after an error; 1 if ``diagnose --strict`` finds something; 130, 143 or
+        129 if interrupted by Ctrl-C, termination or the end of the terminal.
     """
     words = sys.argv[1:] if arguments is None else arguments
     occupy_streams()

@@ -151,6 +151,8 @@ class Diagnose:
     """Maximum ratio of the lengths of a pair, in words."""
     examples: int = option(5, least=0, most=1000)
     """Number of lines to list for each finding."""
+    strict: bool = False
+    """End with status 1 if anything is found, for scripts."""
 
 
 @dataclass(frozen=True)

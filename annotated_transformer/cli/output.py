@@ -22,10 +22,9 @@ def has_bar(quiet: bool, output: Path) -> bool:
 
 
 def log(text: str) -> None:
-    """Print a message to standard error, if it can be written."""
+    """Print a message to standard error, which drops what cannot be written."""
     if sys.stderr is not None:  # closed by the parent process
-        with contextlib.suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 def escape_text(text: str) -> str:

@@ -325,6 +325,8 @@ def test_diagnose_prints_a_table(texts: list[str], tmp_path: Path, capsys: Captu
     blank = write(tmp_path / "blank", ["", ""])
     assert main(["diagnose", two, blank]) == 0
     assert " lines 1, 2\n" in capsys.readouterr().out
+    assert main(["diagnose", two, blank, "--strict"]) == 1
+    assert main(["diagnose", source, target, "--strict"]) == 0
 
 
 def complete(path: Path, *words: str) -> set[str]:
