@@ -9,6 +9,8 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
+# The Pythons for which the lock holds.
+FITS    := import sys; sys.exit(0 if (3, 10) <= sys.version_info[:2] <= (3, 14) else 'This Python is %d.%d, and 3.10 to 3.14 would do: make PYTHON=python3.12' % sys.version_info[:2])
 PORT    ?= 8000
 # One worker for each processor, one thread for each worker.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
@@ -33,8 +35,10 @@ help:
 # uv, itself of the lock, takes seconds where pip takes half a minute, but it does not read pip's settings, so pip
 # is there if it fails.
 # Modules are compiled on all processors, but for some that are seldom or never imported.
+# An environment that was half made, or whose Python has gone, is made again.
+$(shell test -x $(BIN)/python || rm -f $(READY))
 $(READY): requirements.txt requirements-torch.txt pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c "import pip; $(FITS)" 2>/dev/null || { $(PYTHON) -c "$(FITS)" && $(PYTHON) -m venv --clear $(VENV); }
 	@awk '/^[a-z]/ {own = /^uv==/} own' requirements.txt > $(VENV)/uv.txt
 	-@$(PIP) install --require-hashes --no-deps -r $(VENV)/uv.txt
 	$(UV) install --python $(BIN)/python $(LOCKED) || $(PIP) install --no-compile $(LOCKED)

@@ -7,7 +7,13 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc").exists(), reason="finds processes as Linux shows them"
+)
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 # What every process would load for itself: a fork has it.
 LOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "torch.nn.parallel",

@@ -282,7 +282,7 @@ def commands_help() -> str:
         f"usage: {NAME} COMMAND [OPTIONS]\n\nTrain and use translation systems, as in "
         f"'Attention Is All You Need'.\n\ncommands:\n{rows}\n\n"
         f"{NAME} COMMAND --help lists the options of a command.\n"
-        f"For completion in bash (or zsh): source <({NAME} {COMPLETION} bash)"
+        f'For completion in bash (or zsh): eval "$({NAME} {COMPLETION} bash)"'
     )
 
 

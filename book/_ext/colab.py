@@ -28,6 +28,7 @@ def install(extras: str, repository: str) -> None:
     import re
     import subprocess
     import sys
+    from contextlib import suppress
     from importlib.util import find_spec
     from pathlib import Path
     from urllib.parse import unquote
@@ -45,10 +46,11 @@ def install(extras: str, repository: str) -> None:
     place = next(clones, f"git+{repository}" if repository else "")
     if not place and {"COLAB_JUPYTER_IP", "KMP_TARGET_PORT"} <= set(os.environ):
         sessions = "http://{COLAB_JUPYTER_IP}:{KMP_TARGET_PORT}/api/sessions".format(**os.environ)
-        with urlopen(sessions, timeout=10) as answer:
-            opened = unquote(json.load(answer)[0]["path"])
-        if page := re.search(r"(https://github\.com/[^/]+/[^/]+)/blob/([^/]+)/", opened):
-            place = f"git+{page[1]}@{page[2]}"
+        with suppress(OSError, LookupError, ValueError, TypeError):  # an answer of another kind
+            with urlopen(sessions, timeout=10) as answer:
+                opened = unquote(json.load(answer)[0]["path"])
+            if page := re.search(r"(https://github\.com/[^/]+/[^/]+)/blob/(.+?)/book/", opened):
+                place = f"git+{page[1]}@{page[2]}"
     if not place:
         raise RuntimeError(
             "annotated_transformer is not installed, and this notebook does not know where to find "

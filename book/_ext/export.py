@@ -264,9 +264,11 @@ def publish(folder: Path, repository: str, root: Path = ROOT) -> None:
         root: The project's folder.
     """
     for chapter in chapters(root):
-        path = folder / chapter.relative_to(root).with_suffix(".ipynb")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(paired(jupytext.read(chapter), repository), encoding="utf-8", newline="\n")
+        name = chapter.relative_to(root).with_suffix(".ipynb")
+        text = paired(jupytext.read(chapter), repository)
+        for path in (folder / name, folder / "_sources" / name):  # these the pages offer to load
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -280,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (repository := os.environ.get("BOOK_REPOSITORY_URL")):
             print("--publish: BOOK_REPOSITORY_URL must name the repository", file=sys.stderr)
             return 2
-        publish(options.publish, f"{repository}@{os.environ.get('GITHUB_SHA', 'main')}")
+        publish(options.publish, f"{repository}@{os.environ.get('BOOK_REPOSITORY_COMMIT', 'main')}")
         return 0
     known = chapters()
     selected = [path.resolve() for path in options.chapters]

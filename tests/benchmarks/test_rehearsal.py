@@ -20,6 +20,7 @@ from annotated_transformer.engine.config import load_recipe
 from benchmarks import rehearsal
 from benchmarks.workers import ROOT
 from tests import claims
+from tests.processes import needs_proc
 
 OPTIONS = argparse.Namespace(updates=50, max_tokens=512, vocabulary=37_000, preset="base")
 # A process that starts one with a session of its own, as torchrun does, which writes a log.
@@ -44,6 +45,7 @@ def test_every_command_exists(tmp_path: Path) -> None:
         parse_command_line(words[words.index("annotated_transformer") + 1 :])
 
 
+@needs_proc
 def test_all_processes_of_a_run_are_killed(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     rehearsal.kill_at([sys.executable, "-c", LAUNCHER, str(log)], tmp_path, 5, patience=30)
@@ -76,6 +78,7 @@ def test_the_score_is_that_of_the_authors_script(
         rehearsal.score_of("nothing")
 
 
+@needs_proc
 def test_a_family_has_children_and_theirs() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as parent:

@@ -10,9 +10,11 @@ import pytest
 
 from annotated_transformer.serving.requests import Refusal
 from benchmarks import serve
+from tests.processes import needs_proc
 from tests.serving.servers import running
 
 
+@needs_proc
 def test_ten_seconds_of_misuse_lose_no_request() -> None:
     found = serve.soak(10 / 60, clients=8)
     assert (found["lost"], found["wrong"]) == (0, 0)
@@ -23,6 +25,7 @@ def test_ten_seconds_of_misuse_lose_no_request() -> None:
     assert found["memory_mb"][-1] < 1000
 
 
+@needs_proc
 def test_load_is_measured_and_compared() -> None:
     expected = serve.expectations(2)
     with running() as server:

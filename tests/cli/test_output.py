@@ -13,6 +13,7 @@ from annotated_transformer.cli.output import check_target, log, write_output
 from annotated_transformer.data.files import FileError
 from annotated_transformer.engine.config import UsageError
 from tests.cli.command import Capture, fails, write
+from tests.processes import needs_full
 
 WRITE = """
 import sys
@@ -22,7 +23,7 @@ sys.exit(main.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@needs_full
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_is_an_error(unbuffered: str) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 
 from annotated_transformer.engine.checkpointer import checkpoint_paths
 from annotated_transformer.engine.checkpoints import load_tensors
 from annotated_transformer.engine.journal import read_journal
 from tests.cli.command import SIZES
-from tests.processes import ONE_THREAD, Command
+from tests.processes import ONE_THREAD, Command, needs_proc
 
 
 def wait_for(path: Path, running: Callable[[], bool]) -> None:
@@ -65,7 +64,7 @@ def start_together(words: list[str], said: Path) -> Command:
     return Command([*TORCHRUN.split(), *words], said, **ONE_THREAD)
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes as Linux shows them")
+@needs_proc
 def test_two_processes_survive_a_termination_and_a_kill(texts: list[str], tmp_path: Path) -> None:
     options = [*SIZES.split(), "--updates", "20", *texts, "--save-every", "0", "--quiet"]
     words = ["train", *options, "--out", str(tmp_path / "run")]

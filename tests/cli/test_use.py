@@ -26,6 +26,7 @@ from annotated_transformer.engine.system import Translation, n_best_lines
 from annotated_transformer.fast.sampling import Sampling
 from annotated_transformer.pretrained import RUNNING
 from tests.cli.command import SIZES, Capture, fails, write
+from tests.processes import needs_full
 
 GERMAN, ENGLISH = RUNNING.text("de"), RUNNING.text("en")
 
@@ -156,7 +157,7 @@ def test_a_token_with_a_tab_stays_in_its_column() -> None:
 PROGRAM = [sys.executable, "-m", "annotated_transformer"]
 
 
-@pytest.mark.parametrize("kind", ["broken", "full"])
+@pytest.mark.parametrize("kind", ["broken", pytest.param("full", marks=needs_full)])
 def test_progress_that_nobody_can_read_ends_no_work(
     trained: Path, texts: list[str], tmp_path: Path, kind: str
 ) -> None:
@@ -336,7 +337,7 @@ source "{path}"
 COMP_WORDS=(annotated-transformer {" ".join(word or "''" for word in words)})
 COMP_CWORD={len(words)} COMP_LINE="${{COMP_WORDS[*]}}" COMP_POINT=${{#COMP_LINE}}
 function=$(complete -p annotated-transformer | sed 's/.*-F //; s/ .*//')
-$function annotated-transformer "${{COMP_WORDS[-1]}}" "${{COMP_WORDS[-2]}}"
+$function annotated-transformer "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COMP_CWORD-1]}}"
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)

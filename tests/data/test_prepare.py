@@ -35,6 +35,7 @@ from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import Shard, write_shard
 from annotated_transformer.translation.tokenizers import BPETokenizer, load_tokenizer
 from tests.data.small import message, plain
+from tests.processes import needs_proc
 
 # ---------------------------------------------------------------------------- text
 
@@ -284,6 +285,7 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+@needs_proc
 def test_killed_and_started_again(tmp_path: Path) -> None:
     pairs = list(load_corpus("grammar", size=4000))
     train, val = write(tmp_path, "train", pairs), write(tmp_path, "val", list(VALID))

@@ -21,6 +21,7 @@ from annotated_transformer.data.files import FileError
 from annotated_transformer.engine.journal import Journal, read_journal
 from annotated_transformer.engine.runlog import RunLog
 from annotated_transformer.engine.state import TrainState
+from tests.processes import needs_full
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -190,6 +191,7 @@ def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
 # --- TensorBoard -----------------------------------------------------------------------------
 
 
+@needs_full
 def test_a_full_disk_is_said_to_be_one(tmp_path: Path) -> None:
     """What could not be written is still in the buffer, and closing flushes it again."""
     journal = Journal(tmp_path / "log.jsonl")

@@ -73,7 +73,7 @@ def test_notebook_installs_what_it_needs_and_runs(
     subprocess.run(uninstall, env=env, check=True)
     (nowhere := tmp_path / "content").mkdir()
     monkeypatch.setenv("BOOK_REPOSITORY_URL", ADDRESS)
-    monkeypatch.setenv("GITHUB_SHA", "main")
+    monkeypatch.setenv("BOOK_REPOSITORY_COMMIT", "main")
     assert export.main(["--publish", str(tmp_path / "pages")]) == 0
     notebook = nbformat.read(tmp_path / "pages" / NOTEBOOK, as_version=4)
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")

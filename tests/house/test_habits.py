@@ -73,6 +73,8 @@ def test_workflows_are_cached_by_the_lock() -> None:
     for path in (ROOT / ".github/workflows").glob("*.yml"):
         jobs = yaml.safe_load(path.read_text("utf-8"))["jobs"]
         for job in jobs.values():
+            if not any("checkout" in step.get("uses", "") for step in job["steps"]):
+                continue  # it runs nothing of the project
             (setup,) = [s["with"] for s in job["steps"] if "setup-python" in s.get("uses", "")]
             lowest = job["steps"][-1].get("run") == "make lowest"
             expected = "pyproject.toml" if lowest else "requirements*.txt"
@@ -88,6 +90,14 @@ def test_changes_are_told_version_by_version() -> None:
     assert versions == sorted(versions, reverse=True)
     newest = text.split("\n## ")[1]
     assert re.findall(r"^### (\w+)$", newest, re.M) == ["Added", "Changed", "Fixed"]
+
+
+def test_folders_of_chapters_hold_chapters_alone() -> None:
+    """What a cell has written by accident would be committed with them."""
+    listed = subprocess.check_output(["git", "ls-files", "book"], cwd=ROOT, text=True)
+    paths = [Path(name) for name in listed.splitlines()]
+    inside = [path for path in paths if len(path.parts) > 2 and path.parts[1][0] != "_"]
+    assert [path for path in inside if path.suffix not in (".md", ".ipynb")] == []
 
 
 # --- the map of the book -----------------------------------------------------------

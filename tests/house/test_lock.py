@@ -21,8 +21,9 @@ from tests import lock
 from tests.lowest import requirements
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}")
-# Where the two commands are to work. Later Pythons count as these do.
+# Where the two commands are to work; the Makefile refuses other Pythons.
 MACHINES = [
     {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1",
      "sys_platform": system, "platform_system": name, "platform_machine": machine}
@@ -172,6 +173,54 @@ def test_lock_stays_as_it_was_where_it_cannot_be_made(
     before = lock.LOCK.read_bytes()
     assert lock.main() == 2
     assert lock.LOCK.read_bytes() == before
+
+
+def test_pythons_are_those_of_the_lock() -> None:
+    minors = [int(machine["python_version"][2:]) for machine in MACHINES]
+    least, most = f"3.{min(minors)}", f"3.{max(minors)}"
+    assert f"Python {least} to {most}" in (ROOT / "README.md").read_text("utf-8")
+    assert f'requires-python = ">={least}"' in PYPROJECT
+    found = re.findall(r"\((\d+), (\d+)\)", MAKEFILE.split("FITS")[1].splitlines()[0])
+    assert [".".join(one) for one in found] == [least, most]
+
+
+def project_with(folder: Path, python: str) -> Path:
+    """Copy what the environment is made from, with a Python in it that says what it is asked."""
+    for name in ("Makefile", "requirements.txt", "requirements-torch.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    own = folder / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.write_text(python, encoding="utf-8")
+    own.chmod(0o755)
+    return own
+
+
+@pytest.mark.parametrize("kind", ["without pip", "gone"])
+def test_broken_environment_is_made_again(kind: str, tmp_path: Path) -> None:
+    """Also where everything seemed to be ready."""
+    own = project_with(tmp_path, "#!/bin/sh\nexit 1\n")
+    if kind == "gone":  # the Python that it was made with
+        own.unlink()
+        own.symlink_to(tmp_path / "nowhere")
+        (tmp_path / ".venv" / ".ready").touch()
+    fresh = tmp_path / "fresh"
+    fresh.write_text('#!/bin/sh\necho "$*" | cut -c1-20 >> log\n', encoding="utf-8")
+    fresh.chmod(0o755)
+    subprocess.run(["make", f"PYTHON={fresh}", ".venv/.ready"], cwd=tmp_path, capture_output=True)
+    assert (tmp_path / "log").read_text("utf-8").splitlines()[-1] == "-m venv --clear .ven"
+
+
+def test_python_without_wheels_is_refused_in_a_line(tmp_path: Path) -> None:
+    project_with(tmp_path, "#!/bin/sh\nexit 1\n")
+    code = "import sys; sys.version_info = (3, 15, 0); exec(sys.argv.pop())"
+    old = tmp_path / "old"
+    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n", encoding="utf-8")
+    old.chmod(0o755)
+    done = subprocess.run(
+        ["make", f"PYTHON={old}", ".venv/.ready"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "This Python is 3.15, and 3.10 to 3.14 would do: make PYTHON=" in done.stderr
 
 
 SCRIPT = '#!/bin/sh\necho "{name} $*" >> log\nexit {status}\n'

@@ -142,7 +142,7 @@ PAGES = "README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md benchmarks/README.md
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    links = [one for one in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in one]
+    links = [one for one in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if "://" not in one]
     assert [one for one in links if not (ROOT / page).parent.joinpath(one).exists()] == []
 
 
