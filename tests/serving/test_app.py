@@ -71,6 +71,14 @@ def test_a_request_of_many_sentences(usual: Running) -> None:
     assert (found["tokens"][1], found["scores"][1]) == ([], None)
 
 
+def test_only_line_feeds_are_line_breaks(usual: Running) -> None:
+    """As for ``translate``; else the separators of Unicode in a text would be refused here alone."""
+    lines = [GERMAN.replace(" ", sign, 1) for sign in ("\u2028", "\x85", "\x0b", "\f")]
+    status, found, _ = usual.ask(data={"sentences": lines})
+    assert status == 200
+    assert found["translations"] == translate_lines(usual.service.system, lines)
+
+
 @pytest.mark.parametrize(("source", "target"), [(GERMAN, ENGLISH), (ENGLISH, GERMAN)])
 def test_attention_is_that_of_the_readable_model(usual: Running, source: str, target: str) -> None:
     status, found, _ = usual.ask("/attention", {"sentence": source})
