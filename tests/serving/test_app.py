@@ -72,7 +72,7 @@ def test_a_request_of_many_sentences(usual: Running) -> None:
 
 
 def test_only_line_feeds_are_line_breaks(usual: Running) -> None:
-    """As for ``translate``; else the separators of Unicode in a text would be refused here alone."""
+    """As for ``translate``, so that a text with other separators is not refused here alone."""
     lines = [GERMAN.replace(" ", sign, 1) for sign in ("\u2028", "\x85", "\x0b", "\f")]
     status, found, _ = usual.ask(data={"sentences": lines})
     assert status == 200
