@@ -60,7 +60,7 @@ def trust_the_configuration() -> None:
 def trust_the_state() -> None:
     """Compare no digest of a training state."""
     load = checkpoints.load_tensors
-    vars(checkpointer)["load_tensors"] = lambda path, *, verify=True: load(path, verify=False)
+    checkpoints.load_tensors = lambda path, *, verify=True: load(path, verify=False)
 
 
 def overwrite_the_best() -> None:

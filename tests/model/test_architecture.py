@@ -62,7 +62,7 @@ class Mixer(nn.Module):
 class Call(nn.Module):
     """A stand-in that returns a text: its name, and what it was given."""
 
-    norm = "post"
+    order = "post"
 
     def __init__(self, name: str) -> None:
         super().__init__()

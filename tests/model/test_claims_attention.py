@@ -32,7 +32,7 @@ CHAPTER = "model/attention"
         ("3.2h", "weights = weights.masked_fill(mask == 0, 0.0)", "weights = weights + 0.01"),
         (
             "3.2c",
-            "(torch.rand(2, pairs, d_k, generator=generator) - 0.5)",
+            "(torch.rand(2, pairs, d_k, generator=rng) - 0.5)",
             "torch.rand(2, pairs, d_k)",
         ),
         ("3.2c", "* 12**0.5", "* 2"),
@@ -52,13 +52,13 @@ CHAPTER = "model/attention"
         ("3.2d", '(q.size(-1) ** 0.5 if kind == "scaled" else 1.0)', "q.size(-1) ** 0.5"),
         (
             "3.2d",
-            "w = torch.randn(d_k, 1, generator=generator) / d_k**0.5",
-            "w = torch.randn(d_k, 1, generator=generator)",
+            "w = torch.randn(d_k, 1, generator=rng) / d_k**0.5",
+            "w = torch.randn(d_k, 1, generator=rng)",
         ),
         (  # vectors that start small do not saturate the softmax: then all forms learn
             "3.2d",
-            "asking, asked = start * torch.randn(2,",
-            "asking, asked = 0.1 * torch.randn(2,",
+            "queries, keys = start * torch.randn(2,",
+            "queries, keys = 0.1 * torch.randn(2,",
         ),
         ("3.2d", "small = 128**-0.25", "small = 1.0"),  # the start that makes up for the factor
     ],

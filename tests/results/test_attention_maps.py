@@ -51,10 +51,10 @@ from tests.parts import part_of
 
 PAGE = definitions("results/attention_maps", {"NOUNS", "ARTICLES", "BEHAVIOURS", "GENDER"})
 NOUNS, BEHAVIOURS = PAGE["NOUNS"], PAGE["BEHAVIOURS"]
-antecedents, pronouns, nearest_nouns, articles, article_nouns, translations, brackets, back = map(
+antecedents, pronouns, nearest_nouns, articles, article_nouns, translations, verb_parts, back = map(
     PAGE.__getitem__,
     ("antecedents", "pronouns", "nearest_nouns", "articles", "article_nouns", "translations",
-     "brackets", "back"),
+     "verb_parts", "back"),
 )  # fmt: skip
 agreements, nearest_share, rival = map(
     PAGE.__getitem__, ("agreements", "nearest_share", "rival")
@@ -401,9 +401,9 @@ def test_links_by_hand() -> None:
         ("The", "The", "aunt"),
         ("a", "a", "table"),
     }
-    assert words(PAIR, "decoder", brackets(PAIR)) == {("Tisch", "gekauft", "hat")}
-    assert words(PAIR, "decoder", brackets(PAIR, 5)) == set()
-    assert words(PAIR, "decoder", brackets(PAIR, 1, 3)) == set()
+    assert words(PAIR, "decoder", verb_parts(PAIR)) == {("Tisch", "gekauft", "hat")}
+    assert words(PAIR, "decoder", verb_parts(PAIR, 5)) == set()
+    assert words(PAIR, "decoder", verb_parts(PAIR, 1, 3)) == set()
     assert words(PAIR, "cross", articles(PAIR)) == {
         ("<s>", "Die", "The"),
         ("hat", "einen", "a"),

@@ -35,7 +35,7 @@ def tasks() -> Planted:
     page = definitions(CHAPTER, {"NOUNS", "ARTICLES", "Finding", "Head"})
     return {
         ("encoder", 3): [page["antecedents"]],
-        ("decoder", 1): [page["brackets"]],
+        ("decoder", 1): [page["verb_parts"]],
         ("cross", 2): [page["translations"]],
         ("cross", 6): [page["article_nouns"], page["pronouns"]],
     }
@@ -83,7 +83,7 @@ INSTEAD = {  # a cell that holds the first is replaced by the second
 PACKAGE = ("drawn = {", "attended", "running.", "RUNNING.", "system.")
 FINDING = """
 print("here:", lead(at_nouns(seen)[0]),
-      lead(small_finding(seen, "decoder", brackets)), two_heads(seen),
+      lead(small_finding(seen, "decoder", verb_parts)), two_heads(seen),
       lead(small_finding(seen, "cross", article_nouns)),
       lead(small_finding(seen, "cross", translations)))
 """
