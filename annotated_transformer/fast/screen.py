@@ -11,7 +11,7 @@ from torch import Tensor
 from annotated_transformer.fast.linear import CHUNK, FEW, float32_products, prepared_linear
 
 ZERO = 128  # the unsigned byte that represents 0
-WORTH = 4_000_000  # elements of the matrix; for smaller ones the full product is as fast
+WORTH = 2_000_000  # elements of the matrix; for smaller ones the full product is as fast
 
 
 class Screen:
