@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.cli.options import Parse, Sampled, Translate
+from annotated_transformer.cli.options import Parse, Translate
 from annotated_transformer.cli.output import (
     STANDARD,
     check_target,
@@ -45,7 +45,8 @@ def run(command: Translate) -> int:
         raise UsageError("--ensemble: needs the folder of the first system, too; give it")
     if command.interactive and (source != STANDARD or command.output != STANDARD):
         raise UsageError("--interactive: reads and answers in the terminal; leave out the file")
-    sampling = sampling_of(command.sampling)
+    draw = {each.name: getattr(command.sampling, each.name) for each in fields(Sampling)}
+    sampling = Sampling(**draw) if command.sampling.sample else None
     pretrained, by = None, BY
     if folder is None:
         system, pretrained = open_pretrained(command.search)
@@ -65,13 +66,6 @@ def run(command: Translate) -> int:
     if not command.quiet:
         log(f"translated {count} line{'s' * (count != 1)} by {by}")
     return 0
-
-
-def sampling_of(options: Sampled) -> Sampling | None:
-    """Return how to draw, if this was asked for."""
-    if not options.sample:
-        return None
-    return Sampling(**{each.name: getattr(options, each.name) for each in fields(Sampling)})
 
 
 @dataclass

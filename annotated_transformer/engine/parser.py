@@ -77,11 +77,6 @@ class WordConstraint(TreeConstraint):
             allowed[sentence[tree.words]] = True
         return allowed
 
-    def pool_words(self, log_probs: Tensor) -> Tensor:
-        """Give every word the summed probability of all, in place: it is known which one comes."""
-        log_probs[:, self.words] = log_probs[:, self.words].logsumexp(1, keepdim=True)
-        return log_probs
-
 
 class ConstrainedSteps(Steps):
     """Steps whose impossible continuations have no probability, whatever the model thinks.
@@ -113,7 +108,9 @@ class ConstrainedSteps(Steps):
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Take the newest tokens ``(rows,)``; return log-probabilities ``(rows, vocab)``."""
-        log_probs = self.constraint.pool_words(self.steps(tokens).log_softmax(-1))
+        log_probs, words = self.steps(tokens).log_softmax(-1), self.constraint.words
+        # Every word gets the summed probability of all, because it is known which one comes.
+        log_probs[:, words] = log_probs[:, words].logsumexp(1, keepdim=True)
         if self.allowed is not None:
             sound = self.allowed.gather(1, tokens.unsqueeze(1).to(self.allowed.device))[:, 0]
             self.trees = [

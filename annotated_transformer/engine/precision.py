@@ -118,7 +118,8 @@ class PreciseLoss(nn.Module):
     @property
     def layers(self) -> Iterable[nn.Module]:
         """The sub-modules that FSDP gathers one at a time."""
-        return self.loss.model.blocks if isinstance(self.loss.model, FastModel) else ()
+        own = self.loss.model
+        return (*own.encoder.layers, *own.decoder.layers) if isinstance(own, FastModel) else ()
 
     def forward(self, batch: Batch, smoothing: float, tokens: int | None) -> tuple[Tensor, Tensor]:
         """Return what ``training.loop.batch_loss`` returns."""

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from annotated_transformer.fast.linear import (
@@ -17,7 +18,7 @@ from annotated_transformer.fast.linear import (
     suits_onednn,
 )
 from annotated_transformer.fast.model import FastModel, can_accelerate, normalize_rows
-from annotated_transformer.fast.packing import PackedMask, Rows
+from annotated_transformer.fast.packing import VECTOR, PackedMask, Rows
 from annotated_transformer.fast.quantized import (
     LINEARS,
     DecodingPrecision,
@@ -37,6 +38,7 @@ from annotated_transformer.model.multi_head import MultiHeadedAttention
 from annotated_transformer.translation.greedy import Steps, readable_steps
 
 ROOM = 16  # positions by which a full cache grows
+MANY = 512  # scores; so many are worth filling up for a faster softmax
 
 
 def attend_once(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
@@ -53,9 +55,11 @@ def attend_once(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | No
     Returns:
         The weighted values ``(pairs, beam, d_v)``.
     """
-    keys = keys.transpose(1, 2)
+    keys, m = keys.transpose(1, 2), keys.size(1)
     scores = torch.bmm(query, keys) if hidden is None else torch.baddbmm(hidden, query, keys)
-    return torch.bmm(scores.softmax(-1), values)
+    if m < VECTOR and scores.is_cpu and scores.numel() >= MANY:
+        scores = F.pad(scores, (0, VECTOR - m), value=-math.inf)
+    return torch.bmm(scores.softmax(-1)[..., :m], values)
 
 
 def fuse_linears(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 CHUNK = 64  # logits per chunk
 FEW = 32  # rows that oneDNN prepacks for; any number works
+SMALL = 100_000  # elements of a weight, below which a call of oneDNN costs more than it saves
 
 
 @contextmanager
@@ -76,8 +77,9 @@ def suits_onednn(weight: Tensor) -> bool:
 
 
 def prepared_linear(weight: Tensor, bias: Tensor) -> PlainLinear:
-    """Return an ``OnednnLinear`` where it is supported, else a ``PlainLinear``."""
-    return (OnednnLinear if suits_onednn(weight) else PlainLinear)(weight, bias)
+    """Return an ``OnednnLinear`` where it is supported and faster, else a ``PlainLinear``."""
+    packed = weight.numel() >= SMALL and suits_onednn(weight)
+    return (OnednnLinear if packed else PlainLinear)(weight, bias)
 
 
 def chunk_maxima(logits: Tensor) -> Tensor:

@@ -212,11 +212,6 @@ class FastModel(nn.Module):
         """Whether it still computes what the model does, whose parts may have been replaced."""
         return can_accelerate(model) and parts_of(model) == self._parts
 
-    @property
-    def blocks(self) -> Iterable[nn.Module]:
-        """The layers of both stacks."""
-        return (*self.encoder.layers, *self.decoder.layers)
-
     def encode(self, src: Tensor, mask: PackedMask) -> Tensor:
         """Encode the rows of ``src (batch, m)`` that the mask selects: ``(rows, d_model)``."""
         memory: Tensor = self.encoder(embed_rows(self.src_embed, src, mask.queries), mask)

@@ -1,16 +1,28 @@
 """Tests of packed rows: what is taken out of a batch goes back, and so do gradients."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer.fast import packing as module
 from annotated_transformer.fast.model import embed_rows
 from annotated_transformer.fast.packing import PackedMask, Rows
 from annotated_transformer.model.transformer import make_model
 
 seeds = st.integers(0, 2**31)
-batches = st.lists(st.integers(1, 6), min_size=1, max_size=4)  # lengths of sentences
+# Lengths of sentences, among them some that attention fills up, whatever the processor is.
+batches = st.lists(st.integers(1, 6) | st.integers(9, 17), min_size=1, max_size=4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _wide_vectors() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "VECTOR", 16)
+        yield
 
 
 def keep_of(lengths: list[int]) -> torch.Tensor:
@@ -45,24 +57,29 @@ def test_split_takes_each_part_to_its_place_and_join_brings_it_back(
     keep = keep_of(lengths)
     rows, x = Rows(keep), torch.randn(sum(lengths), parts * h * 2)
     cut = rows.split(x, parts, h)
-    assert cut.shape == (parts, len(lengths) * h, keep.size(1), 2)
+    assert cut.shape == (parts, len(lengths) * h, rows.width, 2)
+    assert rows.width == (16 if 8 < keep.size(1) < 16 else keep.size(1))
     padded = rows.unpack(x.view(-1, parts, h, 2))  # (batch, length, parts, h, 2)
     expected = padded.permute(2, 0, 3, 1, 4).flatten(1, 2)
     real = keep.repeat_interleave(h, dim=0)
-    assert torch.equal(cut[:, real], expected[:, real])
+    assert torch.equal(cut[:, :, : keep.size(1)][:, real], expected[:, real])
     assert torch.equal(rows.join(cut, h), x)
 
 
 @settings(max_examples=20)
-@given(batches, seeds, st.integers(1, 3))
-def test_the_bias_hides_what_the_mask_hides(lengths: list[int], seed: int, h: int) -> None:
+@given(batches, seeds, st.integers(1, 3), st.booleans())
+def test_the_bias_hides_what_the_mask_hides(
+    lengths: list[int], seed: int, h: int, wide: bool
+) -> None:
     torch.manual_seed(seed)
     rows = Rows(keep_of(lengths))
     n = rows.shape[1]
-    mask = torch.rand(len(lengths), n, n) < 0.5
+    mask = torch.rand(len(lengths), n if wide else 1, n) < 0.5
     packed = PackedMask(mask, rows, rows)
     bias = packed.bias(h, torch.float64)
-    assert torch.equal(bias == 0, mask.repeat_interleave(h, 0))
+    assert bias.shape == (len(lengths) * h, rows.width, rows.width)
+    seen = mask.expand(-1, n, -1).repeat_interleave(h, 0)
+    assert torch.equal(bias[:, :n] == 0, F.pad(seen, (0, rows.width - n)))
     assert (bias[bias != 0] == torch.finfo(torch.float64).min).all()
     assert packed.bias(h, torch.float64) is bias  # made once
     assert packed.full == bool(mask.any(-1).all())

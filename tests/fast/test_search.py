@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from annotated_transformer.fast import linear
 from annotated_transformer.fast.decoding import CachedSteps, start_steps
 from annotated_transformer.fast.linear import CHUNK, OnednnLinear, chunk_maxima
 from annotated_transformer.fast.search import beam_search, best_continuations, log_total
@@ -31,7 +32,8 @@ needs_onednn = pytest.mark.skipif(
 
 
 @needs_onednn
-def test_float32_finds_what_float64_does() -> None:
+def test_float32_finds_what_float64_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "SMALL", 0)
     sources, kinds = [[4, 5, 6], [7], [], [8, 8, 4, 5, 6]], []
 
     def start(*arguments: Any) -> Steps:

@@ -213,7 +213,7 @@ with process_group() as world:
     model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).double()
     if layer == "fast":
         module = FastLoss(model)
-        layers = module.model.blocks
+        layers = [*module.model.encoder.layers, *module.model.decoder.layers]
     else:
         module = LossModule(model)
         layers = [*model.encoder.layers, *model.decoder.layers]
