@@ -156,7 +156,7 @@ def results() -> str:
          f"settings and dropout for all) {_spread(trained['equal base'])}"],
         ["Time of greedy decoding, the paper's base size with random weights, outputs of 60 "
          "tokens, on two kinds of processor", "1", "; ".join(greedy)],
-        ["The same with our small Multi30k system, 500 sentences, two cores", "1", small],
+        ["The same with our small Multi30k system, 500 sentences, one thread", "1", small],
     ]  # fmt: skip
     return table(["What", "Ours", "Published, or others"], rows)
 
