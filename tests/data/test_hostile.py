@@ -1,5 +1,6 @@
 """Files that are hostile or unusual: each is one clear line, or read as it should be."""
 
+import contextlib
 import errno
 import json
 import os
@@ -61,7 +62,12 @@ def feed(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
+
+    def write_all() -> None:
+        with contextlib.suppress(BrokenPipeError):  # the reader may leave before the end
+            path.write_bytes(content)
+
+    threading.Thread(target=write_all, daemon=True).start()
     return path
 
 
