@@ -35,6 +35,9 @@ class Rows:
     Args:
         keep: Boolean ``(batch, length)``, true at real tokens.
         index: Their places in ``keep.flatten()``, ``(rows,)``; looked for unless given.
+
+    Attributes:
+        width: Length of the blocks of ``split``, filled up where that makes softmax faster.
     """
 
     def __init__(self, keep: Tensor, index: Tensor | None = None) -> None:
