@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -25,8 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from annotated_transformer.engine.config import load_recipe
+from annotated_transformer.cli.output import check_target
+from annotated_transformer.engine.checkpointer import checkpoint_paths
+from annotated_transformer.engine.config import UsageError, load_recipe
 from annotated_transformer.engine.devices import DEVICES
+from annotated_transformer.engine.journal import read_journal
 from annotated_transformer.engine.records import processor_name
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import PRESETS
@@ -61,10 +63,22 @@ def run(command: list[str], name: str) -> tuple[float, str]:
 
 
 def updates_made(folder: Path) -> int:
-    """Return the number of updates in the log of a run."""
+    """Return the number of updates in the log of a run, even while it is being written."""
     log = folder / "log.jsonl"
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return max((json.loads(line).get("update", 0) for line in lines if line), default=0)
+    entries = read_journal(log) if log.exists() else []
+    return max((int(entry["update"]) for entry in entries), default=0)
+
+
+def updates_saved(folder: Path) -> int:
+    """Return from which update a run can resume.
+
+    Raises:
+        RehearsalError: From none: the run would begin again.
+    """
+    saved = checkpoint_paths(folder)
+    if not saved:
+        raise RehearsalError("train: killed before its first checkpoint; raise --updates")
+    return int(saved[-1].stem)
 
 
 def family(parent: int) -> list[int]:
@@ -159,6 +173,7 @@ def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         if name == "train":
             at = options.updates // 2
             seconds["train, killed"] = kill_at(command, system, at, options.patience)
+            resumed = updates_saved(system)
         before = updates_made(system)
         seconds[name], said[name] = run(command, name)
         if name == "train" and not before < updates_made(system) == options.updates:
@@ -170,7 +185,7 @@ def rehearse(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "commands": words,
         "seconds": {name: round(one, 1) for name, one in seconds.items()},
-        "updates_before_resuming": options.updates // 2,
+        "updates_before_resuming": resumed,
         "bleu_compounds_split": score_of(said["evaluate"]),
     }
 
@@ -205,7 +220,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="to work in; a temporary one unless given")
     parser.add_argument("--record", type=Path, help="write the figures into this JSON file")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        check_target("--record", options.record)
+        folder = Path(tempfile.mkdtemp(dir=options.folder))
+    except (UsageError, OSError) as error:
+        parser.error(str(error))
     try:
         found = rehearse(folder, options)
     finally:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from annotated_transformer.data.corpora import ParallelText
+from annotated_transformer.data.records import RecordError, read_record
 from annotated_transformer.engine.parser import Parse, score_parses
-from annotated_transformer.engine.records import processor_name
+from annotated_transformer.engine.records import processor_name, source_commit
 from annotated_transformer.engine.treebanks import load_treebank
 from annotated_transformer.results.parsing import Tree, delinearize, leaves
 from benchmarks.pcfg import Chart, Grammar, Options
@@ -111,15 +112,21 @@ def main() -> None:
         for split in ("train", "val", "test")
     }
     train, valid, test = (trees_of(text) for text in texts.values())
+    if wrong := [size for size in options.sizes if not 0 < size < len(train)]:
+        parser.error(f"--sizes {wrong[0]}: must be at least 1 and below {len(train)}")
     rows: dict[str, Any] = {}
     if options.record and options.record.exists():
-        rows = json.loads(options.record.read_text(encoding="utf-8"))["rows"]
+        try:
+            rows = read_record(options.record, ["rows"])["rows"]
+        except RecordError as error:
+            parser.error(f"--record {error}; name another")
     for row, make in baselines(train, options.sizes).items():
         if row in rows:
             continue
         parsers = make()
         name, found = best(parsers, valid)
-        rows[row] = {"chosen": name, "valid_f1": found, "test": score(parsers[name], test)}
+        commit, scored = source_commit(), score(parsers[name], test)
+        rows[row] = {"chosen": name, "valid_f1": found, "test": scored, "commit": commit}
         print(row, name, rows[row]["test"]["f1"], flush=True)
         if options.record:
             corpus = {name: len(text) for name, text in texts.items()}

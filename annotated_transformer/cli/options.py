@@ -317,7 +317,7 @@ class Sweep:
     rows: tuple[str, ...] = ()
     """Train only these rows."""
     plan: bool = False
-    """List the runs, estimate their time from 20 updates (which are kept), and stop."""
+    """Count the runs left and estimate their time, if need be from 20 updates, which are kept."""
     keep: bool = False
     """Keep the folders of finished runs; by default only the record is kept."""
     mirror: Mirror = None

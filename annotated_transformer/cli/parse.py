@@ -37,10 +37,8 @@ def run(command: Parse) -> int:
             f"{folder}: translates {pair}; to parse, give a system trained with --corpus treebank"
         )
     sentences, name = read_sentences(command, source)
-    if command.format == "svg" and sum(map(bool, sentences)) != 1:
-        raise UsageError(
-            f"--format svg: draws one sentence, and {name} has {len(sentences)}; give --sentence"
-        )
+    if command.format == "svg" and (count := sum(map(bool, sentences))) != 1:
+        raise UsageError(f"--format svg: draws one sentence, and {name} has {count}; give one")
     beam, alpha = beam_and_alpha(command.search, system)
     found = parse_sentences(
         system, sentences, beam=beam, alpha=alpha, extra=command.extra, name=name,
@@ -63,7 +61,7 @@ def read_sentences(command: Parse, source: Path) -> tuple[list[list[str]], str]:
 
 
 def format_trees(found: Sequence[Found | None], form: str) -> str:
-    """Return trees in the form that was asked for; a blank line stays blank."""
+    """Return trees in the form that was asked for; in brackets, a blank line stays blank."""
     if form == "brackets":
         return "".join("\n" if parse is None else f"{parse.tree}\n" for parse in found)
     trees: list[Tree] = [parse.tree for parse in found if parse is not None]

@@ -7,11 +7,13 @@ import math
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import wait
@@ -28,6 +30,7 @@ from annotated_transformer.cli import train
 from annotated_transformer.cli.main import error_message, raise_interrupt
 from annotated_transformer.cli.options import Sweep, Train
 from annotated_transformer.cli.output import (
+    NAME,
     check_target,
     command_line,
     log,
@@ -37,16 +40,17 @@ from annotated_transformer.cli.output import (
 from annotated_transformer.cli.systems import ALPHA, BEAM, move_to_device
 from annotated_transformer.data.corpora import language_codes
 from annotated_transformer.data.files import load_object, lock_folder, write_atomically, write_json
+from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
 from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.interruption import defer_signals, handle_signals
 from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
 from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
-from annotated_transformer.engine.records import origin, processor_name, source_commit, usable_cores
+from annotated_transformer.engine.records import origin, processor_name, usable_cores
 from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
 from annotated_transformer.engine.system import model_config, translate_lines
-from annotated_transformer.engine.trainer import Trainer, check_same
+from annotated_transformer.engine.trainer import KEPT, Trainer
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
@@ -65,28 +69,33 @@ class SweepError(ValueError):
 def run(command: Sweep) -> int:
     """Log the plan, train what the record does not have yet, and print the table."""
     grid = customize_grid(command)
+    chosen = command.rows or tuple(grid.rows)
     folder = command.out or Path("runs") / grid.name
     path = command.record or folder / f"{grid.name}.json"
     check_target("--record", path)
     here = describe_hardware(find_device(command.device))
+
     record = open_record(path, grid, here)
-    left = [one for one in grid.runs() if str(one[1]) not in record["rows"][one[0]]["runs"]]
-    jobs = command.jobs or usable_cores()
-    made_by = source_commit()  # another than the record's, if it goes on
+
+    def is_missing(row: str, seed: int) -> bool:
+        return str(seed) not in record["rows"][row]["runs"]
+
+    left = [one for one in grid.runs() if one[0] in chosen and is_missing(*one[:2])]
     if left:
+        jobs = min(command.jobs or usable_cores(), len(left))
         done = sum(len(row["runs"]) for row in record["rows"].values())
-        log(f"{grid.name}: {len(grid.rows)} rows, {grid.seeds} seeds; {done} runs are in {path}")
-        seconds = estimate_seconds(record, left, folder, here) / min(jobs, len(left))
-        log(f"{len(left)} runs to go, {jobs} at a time: about {timedelta(seconds=round(seconds))}")
+        log(f"{grid.name}: {len(chosen)} rows, {grid.seeds} seeds; {done} runs are in {path}")
+        log(f"{len(left)} runs to go, {jobs} at a time: {plan(record, grid, left, folder, jobs)}")
         if command.plan:
             return 0
-        with tqdm(total=len(left), unit="run", disable=command.quiet or sys.stderr is None) as bar:
-            for row, seed, result in results_as_completed(left, folder, jobs, keep=command.keep):
-                with lock_folder(folder, wait=True):  # another sweep may have added to the record
-                    record = open_record(path, grid) if path.exists() else record
-                    other = {} if here == record["hardware"] else {"hardware": here}
-                    made = {**result, "commit": made_by, **other}
-                    record["rows"][row]["runs"][str(seed)] = made
+        results = results_as_completed(left, folder, jobs, is_missing, keep=command.keep)
+        silent = command.quiet or sys.stderr is None
+        with contextlib.closing(results), tqdm(total=len(left), unit="run", disable=silent) as bar:
+            for one in results:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with lock_folder(path.parent, wait=True):  # others may have added to the record
+                    record = open_record(path, grid, here) if path.exists() else record
+                    add_run(record, grid, here, *one)
                     write_json(path, record)
                 bar.update()
     show_table(record)
@@ -95,18 +104,21 @@ def run(command: Sweep) -> int:
 
 def customize_grid(command: Sweep) -> Grid:
     """Return the grid with what the command line changes."""
-    changes: dict[str, Any] = {"device": command.device}
-    changes |= {} if command.mirror is None else {"mirror": command.mirror}
-    grid = load_grid(command.grid, changes)
+    given = {"device": command.device, "mirror": command.mirror}
+    grid = load_grid(command.grid, {k: v for k, v in given.items() if v not in ("auto", None)})
     if unknown := [row for row in command.rows if row not in grid.rows]:
         raise UsageError(f"--rows {unknown[0]}: choose among {', '.join(grid.rows)}")
-    rows = {row: grid.rows[row] for row in grid.rows if row in (command.rows or grid.rows)}
-    for row, options in rows.items():
+    rows = {}
+    for row, options in grid.rows.items():
         try:
+            if options.data.prepared is not None:
+                corpus = Prepared(options.data.prepared)
+                options = train.prepared_options(options, corpus, grid.recipe)
             run_flops(options)
-        except UsageError as error:
+        except ValueError as error:
             raise UsageError(f"row {row}: {error}") from None
-    return Grid(grid.name, rows, command.seeds or grid.seeds)
+        rows[row] = options
+    return replace(grid, rows=rows, seeds=command.seeds or grid.seeds)
 
 
 def describe_hardware(device: str) -> dict[str, str | None]:
@@ -115,21 +127,14 @@ def describe_hardware(device: str) -> dict[str, str | None]:
     return {"processor": processor_name(), "gpu": gpu}
 
 
-def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the record that is there, with all rows of the grid, or a new one.
+def open_record(path: Path, grid: Grid, here: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record that is there, with all rows of the grid in its order, or a new one.
 
     Raises:
         UsageError: It is no record of these runs.
     """
     trees = any(is_parser(language_codes(each.data.pair)) for each in grid.rows.values())
     beam, alpha = (TREE_BEAM, TREE_ALPHA) if trees else (BEAM, ALPHA)
-    record: dict[str, Any] = {
-        "kind": "sweep",
-        **origin(command_line()),
-        "hardware": here,
-        "search": {"beam": beam, "alpha": alpha},
-        "rows": {},
-    }
     if path.exists():
         try:
             record = load_object(path)
@@ -140,9 +145,40 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any] | None = None) -
         for row, options in grid.described().items():
             if as_json(before.get(row, options)) != as_json(options):
                 raise UsageError(f"--record {path}: row {row} has other options; name another file")
-    for row, options in grid.described().items():
-        record["rows"].setdefault(row, {"options": options, "runs": {}})
+    else:
+        record = {"kind": "sweep", **origin(command_line()), "hardware": here,
+                  "search": {"beam": beam, "alpha": alpha}, "rows": {}}  # fmt: skip
+    rows = {row: {"options": options, "runs": {}} for row, options in grid.described().items()}
+    record["rows"] = {**rows, **record["rows"]}  # first the base, whichever row was run first
     return record
+
+
+def add_run(
+    record: dict[str, Any], grid: Grid, here: Mapping[str, Any], row: str, seed: int,
+    result: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Add a run to the record.
+
+    Raises:
+        SweepError: It was trained on other text than runs that it would be compared with.
+    """
+    texts = result["texts"]
+    for other, found in record["rows"].items():
+        same = other in grid.rows and grid.rows[other].data == grid.rows[row].data
+        if same and found.get("texts", texts) != texts:
+            raise SweepError(
+                f"row {row}, seed {seed} read other text than row {other} of the record; give back "
+                "the same text, or name another --record"
+            )
+    record["rows"][row]["texts"] = texts
+    run = {name: value for name, value in result.items() if name != "texts"}
+    other = {} if known_hardware(record) == here else {"hardware": here}
+    record["rows"][row]["runs"][str(seed)] = run | other
+
+
+def known_hardware(record: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> Any:
+    """Return what a run was made on, or else most runs of the record; some do not name a GPU."""
+    return {"gpu": None, **(run or record).get("hardware", record["hardware"])}
 
 
 def run_flops(options: Options) -> float:
@@ -158,38 +194,62 @@ def run_flops(options: Options) -> float:
     return 6.0 * tokens * sum(parameter.numel() for parameter in model.parameters())
 
 
-def estimate_seconds(
-    record: Mapping[str, Any], left: list[tuple[str, int, Options]], folder: Path,
-    here: Mapping[str, Any],
-) -> float:  # fmt: skip
-    """Return about how many seconds the runs take, one after the other.
+def plan(
+    record: Mapping[str, Any], grid: Grid, left: list[tuple[str, int, Options]], folder: Path,
+    jobs: int,
+) -> str:  # fmt: skip
+    """Say how long the runs will take.
 
     Measured on the runs recorded on this hardware; where there are none, on the first updates of
     the first run, which are not lost.
     """
-    options = {row: options for row, _, options in left}
+    here = describe_hardware(find_device(left[0][2].run.device))
     pace = [
-        (run["seconds"] + run["search_seconds"]) / run_flops(options[row])
+        (run["seconds"] + run["search_seconds"]) / run_flops(grid.rows[row])
         for row, found in record["rows"].items()
-        if row in options
+        if row in grid.rows
         for run in found["runs"].values()
-        if run.get("hardware", record["hardware"]) == here
+        if known_hardware(record, run) == here
     ]
-    if not pace:
-        row, seed, first = left[0]
-        texts = train.load_texts(first.data, bar=False, warn=False)
-        trainer = Trainer(first.replace(steps=PROBE), folder / f"{row}-{seed}", texts)
-        if trainer.state.updates < first.optim.updates:
+    probed = not pace
+    if probed:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(max(1, usable_cores() // jobs))
+        pace = [probe(*left[0], folder) / run_flops(left[0][2])]
+        torch.set_num_threads(threads)
+        jobs = 1 if here["gpu"] else jobs  # they will share it
+    seconds = fmean(pace) * sum(run_flops(each) for _, _, each in left) / jobs
+    return f"about {timedelta(seconds=round(seconds))}{' without the scoring' * probed}"
+
+
+def probe(row: str, seed: int, options: Options, folder: Path) -> float:
+    """Make the first updates of a run; return about how many seconds all of them take.
+
+    Raises:
+        SweepError: The run cannot begin.
+    """
+    try:
+        texts = train.load_texts(options.data, bar=False, warn=False)
+        trainer = Trainer(options.replace(steps=PROBE), folder / f"{row}-{seed}", texts)
+        if trainer.state.updates < options.optim.updates:
             trainer.train(progress=False)
-        each = trainer.state.update_seconds / max(1, trainer.state.updates)
-        pace = [each * first.optim.updates / run_flops(first)]
-    return fmean(pace) * sum(run_flops(each) for _, _, each in left)
+    except Exception as error:
+        if (told := error_message(error)) is None:
+            raise
+        raise SweepError(f"row {row}, seed {seed}: {told}") from None
+    if trainer.stopped is not None:
+        raise KeyboardInterrupt(trainer.stopped)
+    state = trainer.state
+    return options.optim.updates * state.update_seconds / max(1, state.updates)
 
 
 def results_as_completed(
-    left: list[tuple[str, int, Options]], folder: Path, jobs: int, *, keep: bool
-) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    left: list[tuple[str, int, Options]], folder: Path, jobs: int,
+    is_missing: Callable[[str, int], bool], *, keep: bool,
+) -> Generator[tuple[str, int, dict[str, Any]]]:  # fmt: skip
     """Train and score, ``jobs`` at a time; go through the results as they come.
+
+    What another sweep is training, or has recorded meanwhile, is left out.
 
     Raises:
         SweepError: A run failed. The others are stopped, with all saved.
@@ -205,6 +265,10 @@ def results_as_completed(
             while waiting and len(running) < jobs:
                 row, seed, options = waiting.pop()
                 place = folder / f"{row}-{seed}"
+                place.mkdir(parents=True, exist_ok=True)
+                if is_locked(place) or not is_missing(row, seed):
+                    log(f"row {row}, seed {seed}: another sweep trains it")
+                    continue
                 begun = context.Process(target=train_worker, args=(options, place, threads))
                 with defer_signals():  # one that is half started would tell of it
                     begun.start()
@@ -214,8 +278,8 @@ def results_as_completed(
                 process.join()
                 if process.exitcode or not (place / RESULT).exists():
                     raise SweepError(
-                        f"row {row}, seed {seed} failed; see {place / LOG}, mend it, and run the "
-                        "same command again: it goes on from there"
+                        f"row {row}, seed {seed} failed: {why_failed(process, place / LOG)}; mend "
+                        "it, and run the same command again: it goes on from there"
                     )
                 yield row, seed, load_object(place / RESULT)
                 if not keep:
@@ -227,10 +291,29 @@ def results_as_completed(
             other.join()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether another process trains in this folder."""
+    try:
+        with lock_folder(folder, wait=False):
+            return False
+    except BlockingIOError:
+        return True
+
+
+def why_failed(process: BaseProcess, path: Path) -> str:
+    """Return the signal that ended a run, or the last line of its log, and where the log is."""
+    if process.exitcode is not None and process.exitcode < 0:
+        return f"ended by {signal.Signals(-process.exitcode).name}; its log is {path}"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return f"{''.join(lines[-1:]).removeprefix(f'{NAME}: ')} ({path})"
+
+
 def train_worker(options: Options, folder: Path, threads: int) -> None:
-    """Train and score one run, in a process of its own; what it says goes to its log."""
+    """Train and score one run, in a process of its own; what it says goes to its log.
+
+    A finished run is only scored, if it is one with these options on these texts.
+    """
     torch.set_num_threads(threads)
-    folder.mkdir(parents=True, exist_ok=True)
     with (
         handle_signals(raise_interrupt),
         (folder / LOG).open("a", encoding="utf-8") as file,
@@ -238,18 +321,15 @@ def train_worker(options: Options, folder: Path, threads: int) -> None:
         contextlib.redirect_stderr(file),
     ):
         try:
-            if (folder / "record.json").exists():  # perhaps of another grid
-                begun = load_system(folder, weights=None).training
-                check_same(begun, {**begun, "options": options.described()}, folder, sys.maxsize)
-            else:
-                groups = (options.data, options.model, options.optim, options.run)
-                if status := train.run(Train(*groups, out=folder, quiet=True)):
-                    raise SystemExit(status)
+            groups = (options.data, options.model, options.optim, options.run)
+            if status := train.run(Train(*groups, out=folder, quiet=True)):
+                raise SystemExit(status)
             write_atomically(folder / RESULT, json.dumps(result_of_run(options, folder)).encode())
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except Exception as error:
-            print_error(error_message(error) or traceback.format_exc())
+            with contextlib.suppress(OSError):  # the disk may be full
+                print_error(error_message(error) or traceback.format_exc())
             raise SystemExit(2) from None
 
 
@@ -257,7 +337,9 @@ def result_of_run(options: Options, folder: Path) -> dict[str, Any]:
     """Return what a record keeps of a finished run, scored with the paper's search."""
     record = load_object(folder / "record.json")
     valid = load_tensors(folder / best_weights(folder), verify=False)[1]["valid_loss"]
-    kept = {name: record[name] for name in ("parameters", "updates", "seconds", "flops")}
+    kept = {name: record[name] for name in ("commit", "parameters", "updates", "seconds", "flops")}
+    training = load_object(folder / "config.json")["training"]
+    kept["texts"] = {name: training[name] for name in KEPT if name in training}
     if is_parser(language_codes(options.data.pair)):  # scored when it was trained
         ((test, scores),) = record["scores"].items()
         seconds = sum(found["seconds"] for found in scores.values())
@@ -290,11 +372,11 @@ def decode_bleu_counts(text: str) -> np.ndarray:
 
 def show_table(record: Mapping[str, Any]) -> None:
     """Print a line for each row: perplexity and BLEU, with the paired difference from the base."""
+    base = next(iter(record["rows"].values()))["runs"]
     rows = {row: found["runs"] for row, found in record["rows"].items() if found["runs"]}
     if not rows:
         return
-    base = next(iter(rows.values()))
-    name = main_score(next(iter(base.values())))[0]
+    name = main_score(next(iter(next(iter(rows.values())).values())))[0]
     print_result(f"{'row':12} {'parameters':>12} {'perplexity':>12} {name:>7}   against the base")
     for row, runs in rows.items():
         loss = fmean(one["loss"] for one in runs.values())

@@ -32,7 +32,7 @@ from annotated_transformer.engine.config import (
     option_flag,
 )
 from annotated_transformer.engine.devices import describe_rate
-from annotated_transformer.engine.parser import score_parser
+from annotated_transformer.engine.parser import EXTRA, check_lengths, score_parser
 from annotated_transformer.engine.processes import process_group
 from annotated_transformer.engine.records import make_record
 from annotated_transformer.engine.system import translate_lines
@@ -61,6 +61,9 @@ def run(command: Train) -> int:
         products = prepare_cpu()
         trainer = Trainer(options, folder, texts, world)
         if world.main:
+            if is_parser(trainer.system.languages):
+                sentences = [line.split() for line in test_text(options.data, texts, bar).source]
+                check_lengths(trainer.system, sentences, "the test set", EXTRA)
             log_plan(trainer, texts, products)
         finished = trainer.train(progress=bar)
     stopped = trainer.stopped

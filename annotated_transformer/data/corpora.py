@@ -31,6 +31,7 @@ class ParallelText:
     #: The line numbers, from 1, of pairs dropped because a side was blank; ``line_note`` says which
     #: lines of a file are numbered. Numbers continue across several files.
     blank: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()  #: Line numbers of the pairs, where they are not in order.
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -42,7 +43,14 @@ class ParallelText:
 
     def head(self, size: int) -> "ParallelText":
         """Return the first ``size`` pairs, without the record of dropped lines."""
-        return replace(self, source=self.source[:size], target=self.target[:size], blank=())
+        source, target = self.source[:size], self.target[:size]
+        return replace(self, source=source, target=target, blank=(), numbers=self.numbers[:size])
+
+    def line_numbers(self) -> tuple[int, ...]:
+        """Return each pair's line number in its files, counting blank lines that were dropped."""
+        blank = set(self.blank)
+        lines = range(1, len(self) + len(blank) + 1)
+        return self.numbers or tuple(n for n in lines if n not in blank)
 
     def report(self) -> str:
         """Return how many pairs were dropped and the first of them; empty if none were."""

@@ -254,12 +254,14 @@ def check_lengths(
     """Raise CorpusError for an older parser, or a sentence so long that no tree over it fits."""
     if not system.shared:
         raise CorpusError("an older parser, without words in its trees; train it again")
+    most = system.config.max_len - 1
     for number, words in enumerate(sentences, 1):
-        limit = min(system.config.max_len - 1, len(words) + extra)
+        limit = min(most, len(words) + extra)
         if 2 * len(words) + 3 > limit:  # words, tags, a bracket around them, and the end
+            remedy = "train with a larger --max-len" if limit == most else "raise --extra"
             raise CorpusError(
                 f"{name}, line {number}: {len(words)} words, too many for trees of at most "
-                f"{limit} symbols; split the line into sentences, or raise --extra if you gave it"
+                f"{limit} symbols; split the line into sentences, or {remedy}"
             )
 
 
@@ -285,8 +287,7 @@ def penn_words(text: str, *, tokenized: bool = False) -> list[str]:
     """Split a plain sentence into words as the Penn Treebank does, unless it is ``tokenized``.
 
     Punctuation, ``n't`` and ``'s`` are words of their own, double quotes become two single ones
-    that open or close, and brackets become ``-LRB-`` and so on. Words that are split already
-    stay as they are.
+    that open or close, and brackets become ``-LRB-`` and so on.
     """
     for pattern, replacement in () if tokenized else SPLITS:
         text = re.sub(pattern, replacement, text)

@@ -30,6 +30,7 @@ class Grid:
     rows: Mapping[str, Options]
     seeds: int  #: Number of seeds; the runs of different rows with one seed are paired.
     about: str = ""  #: A description, which may be empty.
+    recipe: str = ""  #: The recipe of all rows.
 
     def runs(self) -> Iterator[tuple[str, int, Options]]:
         """Yield row, seed and options of each run: all rows with one seed, then the next."""
@@ -52,9 +53,9 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
 
     Args:
         sweep: A name, see :func:`list_sweeps`; or a JSON file with ``recipe``, a name or a file;
-            ``options`` of all rows; ``rows``, each a name with the options that it changes;
-            ``seeds``, their number; optionally ``about``, a description.
-        changes: Options that all rows take, such as ``device``.
+            ``rows``, each a name with the options that it changes; optionally ``options`` of all
+            rows, ``seeds``, their number (1), and ``about``, a description.
+        changes: Options that the user sets for all rows, such as ``device``.
 
     Raises:
         UsageError: There is no such sweep, or a value in it is invalid.
@@ -74,17 +75,26 @@ def load_grid(sweep: str | Path, changes: Mapping[str, Any] | None = None) -> Gr
         raise UsageError(f"{sweep}: {min(unknown)!r} is none of {', '.join(KEYS)}; mend the file")
     if not 0 < data["seeds"] * len(data["rows"]) <= MOST_RUNS:
         raise UsageError(f"{sweep}: must have 1 to {MOST_RUNS} runs, rows times seeds")
-    base = load_recipe(data["recipe"])
+    try:
+        base = load_recipe(data["recipe"])
+    except UsageError as error:
+        raise UsageError(f"{sweep}: {error}") from None
     rows = {}
     for row, own in data["rows"].items():
         place = f"{sweep}, row {row!r}"
         if not (row.isidentifier() and isinstance(own, dict)):
             raise UsageError(f"{place}: must be a name with an object of options; correct the file")
+        own = {**data["options"], **own}
+        if barred := {"seed", "steps"} & own.keys():
+            raise UsageError(f"{place}: {min(barred)!r} is up to the sweep; leave it out")
         try:
-            options = base.replace(**{**data["options"], **own}, **(changes or {}))
+            options = base.replace(**own)
             check_options(options)
             rows[row] = from_dict(Options, asdict(options))  # with JSON's values converted
             check_sources(rows[row].data)
         except (TypeError, UsageError) as error:
             raise UsageError(f"{place}: {error}; correct the file") from None
-    return Grid(path.stem, rows, data["seeds"], data["about"])
+        if changes:
+            rows[row] = rows[row].replace(**changes)
+            check_sources(rows[row].data)
+    return Grid(path.stem, rows, data["seeds"], data["about"], data["recipe"])

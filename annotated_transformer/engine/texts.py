@@ -82,20 +82,14 @@ def encode_pairs(text: ParallelText, tokenizers: Tokenizers, options: DataOption
             )
     if not keep:
         raise CorpusError(f"{text.name} {text.split}: all sentences are too long; raise --max-len")
-    numbers = line_numbers(text)
+    numbers = text.line_numbers()
     source, target = ([side[i] for i in keep] for side in (source, target))
     return TokenPairs.from_lists(source, target, [numbers[i] for i in keep])
 
 
-def line_numbers(text: ParallelText) -> list[int]:
-    """Return each pair's line number in its files, counting blank lines that were dropped."""
-    blank = set(text.blank)
-    return [n for n in range(1, len(text) + len(blank) + 1) if n not in blank]
-
-
 def line_location(text: ParallelText, index: int, side: int) -> str:
     """Return the file and line of a sentence; the first file if there are several."""
-    return f"{text.checksums[side][0]}{text.line_note(side)}, line {line_numbers(text)[index]}"
+    return f"{text.checksums[side][0]}{text.line_note(side)}, line {text.line_numbers()[index]}"
 
 
 def encode_corpus(

@@ -138,14 +138,19 @@ def tree_lines(tree: parsing.Tree) -> tuple[str, str]:
 
 
 def with_phrases(text: ParallelText) -> ParallelText:
-    """Return a text of trees, and after it each different constituent of two words or more."""
-    trees = [parsing.delinearize(target.split(), source.split()) for source, target in text]
-    inside = (
-        node for tree in trees for node, opens in parsing.walk(tree) if opens and node is not tree
-    )
-    more = dict.fromkeys(tree_lines(node) for node in inside if len(parsing.leaves(node)) > 1)
-    source, target = zip(*text, *more, strict=True)
-    return replace(text, source=source, target=target)
+    """Return a text of trees, and after it each different constituent of two words or more.
+
+    A constituent has the line number of the first tree with it.
+    """
+    more: dict[tuple[str, str], int] = {}
+    for number, (source, target) in zip(text.line_numbers(), text, strict=True):
+        tree = parsing.delinearize(target.split(), source.split())
+        for node, opens in parsing.walk(tree):
+            if opens and node is not tree and len(parsing.leaves(node)) > 1:
+                more.setdefault(tree_lines(node), number)
+    sources, targets = zip(*text, *more, strict=True)
+    numbers = (*text.line_numbers(), *more.values())
+    return replace(text, source=sources, target=targets, numbers=numbers)
 
 
 def check_trees(text: ParallelText) -> ParallelText:
@@ -157,10 +162,10 @@ def check_trees(text: ParallelText) -> ParallelText:
         CorpusError: A line is not a tree over the words of its sentence.
     """
     target = []
-    for number, (source, line) in enumerate(text, 1):
+    for number, (source, line) in zip(text.line_numbers(), text, strict=True):
         if (symbols := own_symbols(line, source.split())) is None:
             raise CorpusError(
-                f"{text.checksums[1][0]}, pair {number}: is no tree over the words of "
+                f"{text.checksums[1][0]}, line {number}: is no tree over the words of "
                 f"{shorten(source, 60)!r}; give Penn brackets, or symbols as (S (NP PRP )NP ... )S"
             )
         target.append(" ".join(symbols))

@@ -55,6 +55,17 @@ def test_all_processes_of_a_run_are_killed(tmp_path: Path) -> None:
     assert 5 <= rehearsal.updates_made(tmp_path) < 900  # of 1,000
 
 
+def test_a_log_may_be_torn_and_a_run_may_have_nothing_to_resume_from(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"update": 7}\n{"upda')
+    assert rehearsal.updates_made(tmp_path) == 7
+    with pytest.raises(rehearsal.RehearsalError, match="before its first checkpoint"):
+        rehearsal.updates_saved(tmp_path)
+    (tmp_path / "training").mkdir()
+    for number in (4, 12):
+        (tmp_path / "training" / f"{number:08d}.safetensors").touch()
+    assert rehearsal.updates_saved(tmp_path) == 12
+
+
 def test_a_run_that_ends_too_soon_is_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('annotated-transformer: no such thing')"]
     with pytest.raises(rehearsal.RehearsalError, match="no such thing"):

@@ -337,7 +337,7 @@ evaluate @parser                                        | --test-files
 evaluate @parser --corpus grammar                       | en-trees
 evaluate @parser --corpus treebank --split nope         | nope
 evaluate @parser --corpus treebank --protocols          | --protocols
-evaluate @parser --test-files @text/dogs.en @text/is    | is, pair 1
+evaluate @parser --test-files @text/dogs.en @text/is    | is, line 1
 evaluate                                                | --hypotheses
 evaluate nowhere                                        | nowhere
 evaluate @run                                           | --test-files

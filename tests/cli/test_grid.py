@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +29,7 @@ from annotated_transformer.cli.sweep import (
     run_flops,
     score_difference,
 )
+from annotated_transformer.data.files import lock_folder
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.sweep import list_sweeps, load_grid
 from annotated_transformer.translation.evaluation import all_counts, bleu_of_counts
@@ -80,6 +83,8 @@ def test_the_package_has_sweeps_that_can_be_trained() -> None:
         ({"rows": {"a": {"head": 1}}}, "row 'a': --head: there is no such option"),
         ({"rows": {"a": {"heads": "1"}}}, "row 'a': --heads"),
         ({"rows": {"a": {"heads": 0}}}, "row 'a': --heads 0: must be at least 1"),
+        ({"rows": {"a": {"seed": 3}}}, "row 'a': 'seed' is up to the sweep; leave it out"),
+        ({"options": {"steps": 3}}, "row 'base': 'steps' is up to the sweep; leave it out"),
         ({"salt": 1}, "'salt' is none of"),
     ],
 )
@@ -97,15 +102,13 @@ def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
     return status, *capsys.readouterr()
 
 
-def test_a_sweep_trains_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_trains_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid, out = write_grid(tmp_path), tmp_path / "runs"
     words = (grid, "--out", out, "--jobs", 2, "--quiet")
     status, _, said = told(capsys, *words, "--plan", "--seeds", 1)
     assert status == 0
     assert "2 rows, 1 seeds; 0 runs are in" in said
-    assert re.search(r"2 runs to go, 2 at a time: about 0:\d\d:\d\d", said)
+    assert re.search(r"2 runs to go, 2 at a time: about 0:\d\d:\d\d without the scoring", said)
 
     status, table, _ = told(capsys, *words, "--seeds", 1)
     assert status == 0
@@ -121,7 +124,6 @@ def test_a_sweep_trains_what_is_missing(
     assert re.search(rf"^base +{run['parameters']:,} ", table, re.MULTILINE)
 
     path.write_text(json.dumps(record | {"mark": 1}))
-    monkeypatch.setattr("annotated_transformer.cli.sweep.source_commit", lambda: "another")
     status, _, said = told(capsys, *words, "--seeds", 2, "--rows", "A1", "--keep")
     assert status == 0
     assert "1 runs to go" in said
@@ -129,9 +131,8 @@ def test_a_sweep_trains_what_is_missing(
     assert again["mark"] == 1  # what was there has stayed
     assert again["rows"]["base"] == record["rows"]["base"]
     assert list(again["rows"]["A1"]["runs"]) == ["0", "1"]
-    made_by = [run["commit"] for run in again["rows"]["A1"]["runs"].values()]
-    assert made_by == [record["commit"], "another"]
-    assert (out / "A1-1" / "record.json").exists()
+    own = json.loads((out / "A1-1" / "record.json").read_bytes())
+    assert again["rows"]["A1"]["runs"]["1"]["commit"] == own["commit"]
 
     other = json.loads(grid.read_bytes())
     other["rows"]["A1"]["heads"] = 4
@@ -158,7 +159,7 @@ def test_a_sweep_trains_what_is_missing(
     ("odd", "what"),
     [
         ({"heads": 3}, "--d-model 8 is not a multiple of --heads 3"),  # before the first run begins
-        ({"max_tokens": 2}, "row odd, seed 0 failed; see "),
+        ({"max_tokens": 2}, "row odd, seed 0 failed: --max-tokens 2: "),
     ],
 )
 def test_a_run_that_fails_is_named(
@@ -181,21 +182,120 @@ def test_two_sweeps_may_share_a_record(
     """While the first one trains its row, another one trains the other row."""
     (out := tmp_path / "runs").mkdir()
     words = (write_grid(tmp_path), "--out", out, "--quiet", "--seeds", 1, "--rows")
-    result = {"parameters": 1, "loss": 1.0, "bleu": 1.0}
+    result = {"parameters": 1, "loss": 1.0, "bleu": 1.0, "texts": {}}
 
-    def trained(left: list[tuple[str, int, Any]], *_: Any, keep: bool) -> Iterator[tuple[Any, ...]]:
+    def trained(left: list[tuple[str, int, Any]], *_: Any, keep: bool) -> Iterator[Any]:
         ((row, seed, _),) = left
         if row == "base":
             assert told(capsys, *words, "A1")[0] == 0
         yield row, seed, result
 
+    locked: list[Path] = []
+
+    def lock(folder: Path, *, wait: bool) -> contextlib.AbstractContextManager[None]:
+        locked.append(folder)
+        return lock_folder(folder, wait=wait)
+
+    monkeypatch.setattr(sweep, "lock_folder", lock)
     monkeypatch.setattr(sweep, "results_as_completed", trained)
-    monkeypatch.setattr(sweep, "estimate_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(sweep, "plan", lambda *_: "")
     status, table, _ = told(capsys, *words, "base")
     assert status == 0
+    assert locked == [out, out]  # where the record is, whatever --out is
     rows = json.loads((out / "small.json").read_bytes())["rows"]
     assert {row: list(found["runs"]) for row, found in rows.items()} == {"base": ["0"], "A1": ["0"]}
     assert re.search(r"^A1 ", table, re.MULTILINE)
+
+
+def test_the_base_is_the_grids_first_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever row was trained first; while the base has no run, nothing is compared."""
+    words = (write_grid(tmp_path), "--out", tmp_path / "runs", "--quiet")
+    status, table, _ = told(capsys, *words, "--rows", "A1")
+    assert status == 0
+    assert "(" not in table
+    status, table, _ = told(capsys, *words)
+    assert status == 0
+    assert re.search(r"^A1 .* BLEU \(", table, re.MULTILINE)
+    assert not re.search(r"^base .*\(", table, re.MULTILINE)
+
+
+def test_what_another_sweep_trains_is_left_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid, runs = write_grid(tmp_path), tmp_path / "runs"
+    (runs / "base-0").mkdir(parents=True)
+    run = {"seconds": 1.0, "search_seconds": 1.0, "parameters": 1, "loss": 1.0, "bleu": 1.0}
+    rows = {"A1": {"options": load_grid(grid).described()["A1"], "runs": {"0": run}}}
+    record = {"hardware": sweep.describe_hardware("cpu"), "rows": rows}
+    (runs / "small.json").write_text(json.dumps(record), encoding="utf-8")
+    with lock_folder(runs / "base-0", wait=False):
+        words = (grid, "--out", runs, "--quiet", "--jobs", 1, "--rows", "base")
+        status, _, said = told(capsys, *words)
+    assert status == 0, said
+    assert "row base, seed 0: another sweep trains it" in said
+    rows = json.loads((runs / "small.json").read_bytes())["rows"]
+    assert {row: list(found["runs"]) for row, found in rows.items()} == {"base": ["1"], "A1": ["0"]}
+
+
+def test_runs_on_other_text_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not in one record, and not where a finished run was kept."""
+    grid, out = write_grid(tmp_path, seeds=1), tmp_path / "runs"
+    words = (grid, "--out", out, "--quiet", "--keep")
+    assert told(capsys, *words, "--rows", "base")[0] == 0
+    text = tmp_path / "text.de"
+    text.write_text(text.read_text(encoding="utf-8").replace("Hund", "Hase"), encoding="utf-8")
+    before = (out / "small.json").read_bytes()
+    status, _, said = told(capsys, *words)
+    assert status == 2
+    assert "row A1, seed 0 read other text than row base of the record; give back" in said
+    assert (out / "small.json").read_bytes() == before
+    status, _, said = told(capsys, *words, "--record", tmp_path / "new.json")
+    assert status == 2
+    assert "row base, seed 0 failed" in said or "row base, seed 0:" in said
+    assert "its run was started with another text" in said
+    only = ("--rows", "A1", "--record", tmp_path / "new.json")
+    assert told(capsys, *words, *only)[0] == 0  # nothing was lost
+
+
+def test_a_grid_takes_what_was_fixed_when_its_corpus_was_prepared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_grid(tmp_path)
+    files = [str(tmp_path / f"text.{x}") for x in ("de", "en")]
+    made = ["prepare", str(tmp_path / "p"), "--train-files", *files, "--valid-files", *files]
+    assert main([*made, "--vocabulary", "280", "--max-len", "64", "--quiet", "--workers", "1"]) == 0
+    own = {name: value for name, value in SIZES.items() if name not in ("vocabulary", "max_len")}
+    options = {**own, "corpus": "prepared", "prepared": str(tmp_path / "p")}
+    grid = write_grid(tmp_path, recipe="paper-base-en-de", options=options, seeds=1)
+    words = (grid, "--out", tmp_path / "runs", "--quiet")
+    status, _, said = told(capsys, *words)
+    assert status == 0, said
+    rows = json.loads((tmp_path / "runs" / "small.json").read_bytes())["rows"]
+    fixed = [(row["options"]["vocabulary"], row["options"]["pair"]) for row in rows.values()]
+    assert fixed == [(280, "de-en")] * 2
+
+
+def test_why_a_run_failed(tmp_path: Path) -> None:
+    log: Any = tmp_path / "log.txt"
+    killed, failed = SimpleNamespace(exitcode=-9), SimpleNamespace(exitcode=2)
+    assert sweep.why_failed(killed, log) == f"ended by SIGKILL; its log is {log}"  # type: ignore[arg-type]
+    assert sweep.why_failed(failed, log) == f" ({log})"  # type: ignore[arg-type]
+    log.write_text("one\nannotated-transformer: two\n")
+    assert sweep.why_failed(failed, log) == f"two ({log})"  # type: ignore[arg-type]
+
+
+def test_what_the_user_sets_is_not_blamed_on_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, said = told(capsys, write_grid(tmp_path), "--mirror", tmp_path)
+    assert status == 2
+    assert said.rstrip().endswith("--mirror: --corpus files needs no download; leave it out")
+    grid = write_grid(tmp_path, options={"device": "cpu"}, recipe="grammar")
+    assert load_grid(grid, {}).rows["base"].run.device == "cpu"
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
@@ -253,7 +353,8 @@ def test_a_plan_takes_no_pace_from_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It then measures its own, from twenty updates."""
-    options = load_grid(str(write_grid(tmp_path))).rows["base"]
+    grid = load_grid(str(write_grid(tmp_path)))
+    options = grid.rows["base"]
     here, theirs = sweep.describe_hardware("cpu"), {"processor": "another", "gpu": "a fast one"}
     runs = {"0": {"seconds": 100.0, "search_seconds": 20.0}}
     record: dict[str, Any] = {"hardware": here, "rows": {"base": {"runs": runs}}}
@@ -261,6 +362,7 @@ def test_a_plan_takes_no_pace_from_another_machine(
 
     class Probe:
         state = SimpleNamespace(updates=20, update_seconds=40.0)
+        stopped: int | None = None
 
         def __init__(self, *_: object) -> None:
             pass
@@ -270,12 +372,19 @@ def test_a_plan_takes_no_pace_from_another_machine(
 
     monkeypatch.setattr("annotated_transformer.cli.train.load_texts", lambda *_, **__: {})
     monkeypatch.setattr(sweep, "Trainer", Probe)
-    assert sweep.estimate_seconds(record, left, tmp_path, here) == pytest.approx(240)
+    assert sweep.plan(record, grid, left, tmp_path, 2) == "about 0:02:00"
+    old = {**record, "hardware": {"processor": here["processor"]}}  # before GPUs were noted
+    assert sweep.plan(old, grid, left, tmp_path, 1) == "about 0:04:00"
     elsewhere = {"hardware": theirs, "rows": record["rows"]}
     mixed = {"hardware": here, "rows": {"base": {"runs": {"0": {**runs["0"], "hardware": theirs}}}}}
     for other in (elsewhere, mixed):
-        found = sweep.estimate_seconds(other, left, tmp_path, here)
-        assert found == pytest.approx(4 * options.optim.updates)
+        found = sweep.plan(other, grid, left, tmp_path, 1)
+        told = timedelta(seconds=4 * options.optim.updates)
+        assert found == f"about {told} without the scoring"
+    Probe.stopped = signal.SIGTERM  # it came during the updates that are measured
+    with pytest.raises(KeyboardInterrupt) as caught:
+        sweep.plan(elsewhere, grid, left, tmp_path, 1)
+    assert caught.value.args == (signal.SIGTERM,)
 
 
 def test_costs_of_all_architectures_are_of_one_size() -> None:

@@ -200,9 +200,26 @@ def test_what_is_no_parser_and_what_is_one(
     assert "--sentence, line 1: 40 words, too many for trees of at most 63 symbols" in line
     line = fails(capsys, "parse", parser, files[0], "--format", "svg")
     assert f"--format svg: draws one sentence, and {files[0]} has 3" in line
+    blank = write(tmp_path / "blank.en", ["", *TEXT[:2], ""])
+    line = fails(capsys, "parse", parser, blank, "--format", "svg")
+    assert line.endswith(f"draws one sentence, and {blank} has 2; give one")
     bad = write(tmp_path / "bad.trees", [TREES[0], TREES[0], TREES[2]])
     line = fails(capsys, "evaluate", parser, "--test-files", files[0], bad)
-    assert "bad.trees, pair 2: is no tree over the words" in line
+    assert "bad.trees, line 2: is no tree over the words" in line
+
+
+def test_a_test_set_that_is_too_long_is_refused_before_training(
+    files: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """Although --skip-long leaves its long trees out of validation."""
+    long = [write(tmp_path / "b.en", [*TEXT, "the dog " * 9]), str(tmp_path / "b.trees")]
+    write(tmp_path / "b.trees", [*TREES, f"(NP {'(DT the) (NN dog) ' * 9})"])
+    words = ("--train-files", *files, "--valid-files", *long, "--out", str(tmp_path / "run"))
+    assert main(["train", *SIZES.split(), *words, "--max-len", "32", "--skip-long"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "the test set, line 4: 18 words, too many for trees of at most 31 symbols" in line
+    assert line.endswith("split the line into sentences, or train with a larger --max-len")
+    assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
 def test_without_a_parser(

@@ -209,7 +209,7 @@ def test_a_sentence_that_is_too_long_is_named() -> None:
 )
 def test_plain_text_is_split_as_in_the_treebank(plain: str, words: str) -> None:
     assert penn_words(plain) == words.split()
-    assert penn_words(words) == words.split()  # what is split already stays
+    assert penn_words(words) == words.split()  # splitting again changes nothing here
 
 
 def test_brackets_in_words_are_escaped() -> None:

@@ -82,6 +82,9 @@ def test_phrases_are_the_constituents_of_two_words_or_more() -> None:
     assert found.source == (*words, "a dog", "sees a dog")
     assert found.target == (*lines, "(NP DT NN )NP", "(VP VBZ (NP DT NN )NP )VP")
     check_trees(replace(found, checksums=(("", ""), ("lines", ""))))  # all are trees
+    assert found.line_numbers() == (1, 2, 1, 1)
+    assert with_phrases(replace(text, blank=(1,))).line_numbers() == (2, 3, 2, 2)
+    assert found.head(3).line_numbers() == (1, 2, 1)
     many = load_treebank("grammar-trees", size=50)
     more = with_phrases(many)
     assert list(more)[:50] == list(many)
@@ -232,8 +235,10 @@ def test_own_trees_may_be_symbols_or_brackets() -> None:
 )  # fmt: skip
 def test_a_line_that_is_no_tree_is_named(line: str) -> None:
     good = "a", "(NP DT )NP"
-    with pytest.raises(CorpusError, match=r"a\.trees, pair 2: is no tree .* give Penn brackets"):
+    with pytest.raises(CorpusError, match=r"a\.trees, line 2: is no tree .* give Penn brackets"):
         check_trees(text_of(good, ("a dog sleeps", line)))
+    with pytest.raises(CorpusError, match="line 4: is no tree"):  # two blank ones before it
+        check_trees(replace(text_of(good, ("a dog sleeps", line)), blank=(1, 3)))
 
 
 @pytest.mark.skipif(not (MIRROR / "ptb").exists(), reason="needs the treebank sample")

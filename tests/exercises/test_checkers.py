@@ -23,7 +23,6 @@ from annotated_transformer.data.cleaning import CleaningReport, clean_pairs
 from annotated_transformer.data.corpora import Preparation, read_parallel
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.devices import mfu
-from annotated_transformer.engine.texts import line_numbers
 from annotated_transformer.exercises import NAMES, find, machinery
 from annotated_transformer.exercises.calls import Outcome, call_answer
 from annotated_transformer.exercises.declare import Answer, Case, Draw, Exercise
@@ -260,7 +259,7 @@ def lines_of_package(source: str, target: str) -> list[tuple[int, str, str]]:
             found = read_parallel(*paths)
         except CorpusError:  # no pair is left
             return []
-    return list(zip(line_numbers(found), found.source, found.target, strict=True))
+    return list(zip(found.line_numbers(), found.source, found.target, strict=True))
 
 
 def pairs_of_package(
