@@ -297,7 +297,8 @@ def brackets(tree: Tree, rules: Rules) -> tuple[Counter[Span], list[tuple[str, s
             starts.append(end)
         elif node.word is None:
             start = starts.pop()
-            spans[label, start, end] += start < end
+            if start < end:
+                spans[label, start, end] += 1
         elif opens:
             kept.append((rules.words.get(node.word, node.word), label))
     return spans, kept

@@ -1,7 +1,7 @@
 # Written from book/results/variations.md: edit the chapter instead.
 """Rows of Table 3 against the base model, seed by seed (Section 6.2)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,31 +52,27 @@ def paired_difference(
     return [own - other for own, other in pairs]
 
 
-def judge_rows(
-    record: Mapping[str, Any] | None, predicted: Mapping[str, int], measure: str = "loss"
-) -> str:
-    """Judge a statement about several rows of a grid.
+Prediction = tuple[str, int, str]  #: A row, +1 if it is above the base or −1, and the measure.
+
+
+def judge_rows(record: Mapping[str, Any] | None, predicted: Sequence[Prediction]) -> str:
+    """Judge a statement that makes several predictions about a grid.
 
     Args:
-        record: The record of a grid.
-        predicted: +1 for a row that should be above the base, −1 for one below.
-        measure: See ``paired_difference``.
+        record: The record of the grid.
+        predicted: The predictions; for their measures see ``paired_difference``.
 
     Returns:
         The status, as the scoreboard has it.
     """
-    found = {row: [sign * x for x in paired_difference(record, row, measure)]
-             for row, sign in predicted.items()}  # fmt: skip
-    if not all(found.values()):
+    found = [[sign * x for x in paired_difference(record, row, measure)]
+             for row, sign, measure in predicted]  # fmt: skip
+    if not all(found):
         return "not yet run"
-    against = [judge_claim(each, level=1 - 0.05 / len(found)) for each in found.values()]
-    if any(verdict.high < 0 for verdict in against):
+    if any(judge_claim(each, level=1 - 0.05 / len(found)).high < 0 for each in found):
         return "does not hold at our scale"
-    return (
-        "holds at our scale"
-        if all(judge_claim(f).low > 0 for f in found.values())
-        else "not resolved"
-    )
+    held = all(judge_claim(each).low > 0 for each in found)
+    return "holds at our scale" if held else "not resolved"
 
 
 MOST_PAIRS = 1000  #: More than these are not counted.

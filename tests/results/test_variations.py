@@ -62,7 +62,8 @@ def simulated(rng: np.random.Generator, effects: Mapping[str, float]) -> dict[st
 def shares(effects: Mapping[str, float], predicted: Mapping[str, int]) -> dict[str, float]:
     """Return how often each verdict falls on simulated grids."""
     rng = np.random.default_rng(0)
-    found = [judge_rows(simulated(rng, effects), predicted) for _ in range(SIMULATED)]
+    each = [(row, sign, "loss") for row, sign in predicted.items()]
+    found = [judge_rows(simulated(rng, effects), each) for _ in range(SIMULATED)]
     return {word: found.count(word) / SIMULATED for word in set(found)}
 
 
