@@ -440,7 +440,13 @@ def run_epoch(
         loss = loss_compute(model(batch.src, tgt, batch.src_mask, mask), gold, batch.ntokens)
         loss, node = loss if isinstance(loss, tuple) else (loss, None)
         if optimizer is not None and node is not None and mode in ("train", "train+log"):
-            _learn(node, optimizer, scheduler, state, (i + 1) % accum_iter == 0)
+            node.backward()
+            state.step += 1
+            if (i + 1) % accum_iter == 0:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                state.accum_step += 1
+            scheduler.step()
             state.samples += batch.src.size(0)
             state.tokens += batch.ntokens
         total, total_tokens = total + float(loss), total_tokens + batch.ntokens
@@ -451,17 +457,6 @@ def run_epoch(
             print(f"Epoch Step: {i} Loss: {mean:f} Tokens per Sec: {speed:f}")
             start, tokens = time.time(), 0
     return total / total_tokens if optimizer is None else (total / total_tokens, state)
-
-
-def _learn(loss: Tensor, optimizer: Any, scheduler: Any, state: TrainState, step: bool) -> None:
-    """Run the backward pass, and the update if it is due."""
-    loss.backward()
-    state.step += 1
-    if step:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        state.accum_step += 1
-    scheduler.step()
 
 
 def average(model: nn.Module, models: Sequence[nn.Module]) -> None:

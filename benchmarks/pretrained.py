@@ -13,11 +13,13 @@ import argparse
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from annotated_transformer.data.corpora import ParallelText, load_corpus
 from annotated_transformer.data.files import digest_of_lines, write_atomically
@@ -35,7 +37,6 @@ from annotated_transformer.pretrained import (
     SUMS,
     WORD,
     load_pretrained,
-    quantize,
 )
 from annotated_transformer.translation.evaluation import score
 from benchmarks.records import keep, origin
@@ -84,6 +85,19 @@ def tested(system: System) -> dict[str, Any]:
         source, target = (RUNNING.text(language) for language in pair.split("-"))
         running = translate_lines(system, [source])[0] == target
         found[pair] = {**score(lines, text.target), "exact": exact, "running": running}
+    return found
+
+
+def quantize(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return matrices as 8-bit integers with a scale for each row; vectors stay in float32."""
+    found = {}
+    for name, tensor in weights.items():
+        if tensor.dim() < 2:
+            found[name] = tensor.detach().float().clone()
+            continue
+        scale = tensor.detach().float().abs().amax(dim=1).clamp_min(1e-12) / 127
+        found[name] = (tensor.detach().float() / scale.unsqueeze(1)).round().to(torch.int8)
+        found[f"{name}.scale"] = scale
     return found
 
 

@@ -8,7 +8,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -223,24 +223,19 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
         refuse("give the folders of more systems", "ensemble")
     check_group(command)
     if isinstance(command, Translate):
-        check_translate(command, refuse)
+        if not command.sampling.sample:
+            refuse("has no effect without --sample; give both", *SAMPLING)
+        else:
+            refuse("is for a search, not for --sample; leave one of them out", "beam", "alpha")
+        if (count := command.n_best) is not None:
+            refuse("--n-best writes them anyway; leave it out", "scores")
+            beam = command.search.beam if not command.sampling.sample else None
+            most = min(beam or MOST_BEST, MOST_BEST)
+            if not 1 <= count <= most:
+                why = ", the size of --beam" if most < MOST_BEST else ""
+                raise UsageError(f"--n-best {count}: must be at least 1 and at most {most}{why}")
     if isinstance(command, Evaluate | Parse | Translate) and command.search.beam == 1:
         refuse("has no effect with --beam 1; leave one of them out", "alpha")
-
-
-def check_translate(command: Translate, refuse: Callable[..., None]) -> None:
-    """Raise UsageError for options of ``translate`` that contradict each other."""
-    if not command.sampling.sample:
-        refuse("has no effect without --sample; give both", *SAMPLING)
-    else:
-        refuse("is for a search, not for --sample; leave one of them out", "beam", "alpha")
-    if (count := command.n_best) is not None:
-        refuse("--n-best writes them anyway; leave it out", "scores")
-        beam = command.search.beam if not command.sampling.sample else None
-        most = min(beam or MOST_BEST, MOST_BEST)
-        if not 1 <= count <= most:
-            why = ", the size of --beam" if most < MOST_BEST else ""
-            raise UsageError(f"--n-best {count}: must be at least 1 and at most {most}{why}")
 
 
 def deciding_options(said: Mapping[str, str]) -> dict[str, str]:

@@ -48,13 +48,11 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
         CorpusError: A file with segments is damaged, or the two do not belong together.
             Errors in a stream are raised when it is read.
     """
-    sides = (open_side(path, errors="surrogateescape") for path in (source, target))
-    (one, names), (two, others) = sides
+    paths = source, target
+    (one, names), (two, others) = (open_side(path, errors="surrogateescape") for path in paths)
     check_segments(source, target, names, others)
-    return (Path(source).name + line_note(source), one), (
-        Path(target).name + line_note(target),
-        two,
-    )
+    first, second = (Path(path).name + line_note(path) for path in paths)
+    return (first, one), (second, two)
 
 
 def drop_reason(source: str, target: str, options: Preparation | None = None) -> str:

@@ -82,17 +82,10 @@ def prepare_corpus(
 ) -> Prepared:
     """Prepare a corpus, or resume where an interrupted process stopped.
 
-    Args:
-        folder: The output folder.
-        files: Source and target files of each split; ``train`` is cleaned, the others are
-            for evaluation and keep every line. A path may continue inside an archive, or be a
-            named pipe, see ``locate_file``.
-        options: The options of the preparation.
-        workers: Number of encoding processes, by default one per processor. It does not
-            change the result.
-        shard_size: Pairs per shard.
-        progress: Show progress bars.
-        log: Called with messages.
+    Of the source and target ``files`` of each split, ``train`` is cleaned; the others are for
+    evaluation and keep every line. A path may continue inside an archive, or be a named pipe, see
+    ``locate_file``. The ``workers``, by default one per processor, encode ``shard_size`` pairs at a
+    time, and their number does not change the result. ``log`` is called with messages.
 
     Returns:
         The prepared corpus. If the folder already has it, nothing is done.
@@ -107,7 +100,13 @@ def prepare_corpus(
         find = functools.partial(locate_file, unpacked=folder / "unpacked")
         files = {split: [(find(a), find(b)) for a, b in pairs] for split, pairs in files.items()}
         plan = _plan(files, options, shard_size)
-        with _lock(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(lock_folder(folder, wait=False))
+            except BlockingIOError:
+                reason = "another process is preparing it; wait for it"
+                raise CorpusError(f"{folder}: {reason}") from None
             _check_plan(folder, plan, log)
             if (folder / "prepared.json").exists():
                 log(f"{folder}: is already prepared; nothing to do")
@@ -132,18 +131,6 @@ def check_preparation(folder: str | Path, options: Preparation) -> None:
     place = next(p for p in (Path(folder), *Path(folder).absolute().parents) if os.path.exists(p))
     if not place.is_dir():
         raise CorpusError(f"{place}: is a file, not a folder; choose another folder")
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Create the folder, and lock it for this process, on systems that support it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock_folder(folder, wait=False))
-        except BlockingIOError:
-            raise CorpusError(f"{folder}: another process is preparing it; wait for it") from None
-        yield
 
 
 def _plan(files: Files, options: Preparation, shard_size: int) -> dict[str, Any]:

@@ -122,10 +122,8 @@ class Checkpointer:
         """
         if checkpoint_paths(self.folder):
             return True
-        for path in (
-            self.folder / name for name in (checkpoints.WEIGHTS, checkpoints.AVERAGED, "snapshots")
-        ):
-            if path.exists() and not self.mark.exists():
+        for name in (checkpoints.WEIGHTS, checkpoints.AVERAGED, "snapshots"):
+            if (path := self.folder / name).exists() and not self.mark.exists():
                 raise checkpoints.CheckpointError(
                     f"{path}: exists, but {self.folder / 'training'} has no checkpoint to resume "
                     "from; move the file, or choose another folder with --out"

@@ -194,10 +194,8 @@ class Options:
 
     def described(self) -> dict[str, Any]:
         """Return the options that determine the weights, flat; a resumed run needs the same."""
-        found = {}
-        for group in (self.data, self.model, self.optim):
-            found.update({name: v for name, v in asdict(group).items() if name not in PLACES})
-        return found
+        found = asdict(self.data) | asdict(self.model) | asdict(self.optim)
+        return {name: value for name, value in found.items() if name not in PLACES}
 
 
 def option_flag(name: str) -> str:

@@ -74,17 +74,9 @@ class TrainState:
     def validated(self, made: Progress, bleu: float | None = None, metric: str = "loss") -> bool:
         """Add a point to the curve; return whether it is the best so far by the metric."""
         self.seconds += made.seconds
-        self.curve.append(
-            Point(
-                self.updates,
-                self.epoch + 1,
-                round(self.seconds, 1),
-                round(self.recent.loss, 4),
-                round(made.loss, 4),
-                round(self.recent.speed),
-                bleu,
-            )
-        )
+        place = self.updates, self.epoch + 1, round(self.seconds, 1)
+        losses = round(self.recent.loss, 4), round(made.loss, 4)
+        self.curve.append(Point(*place, *losses, round(self.recent.speed), bleu))
         self.recent = Progress()
         lower = self.best is None or math.isnan(self.best) or made.loss < self.best
         higher = bleu is not None and (self.best_bleu is None or bleu > self.best_bleu)

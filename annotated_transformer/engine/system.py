@@ -89,17 +89,14 @@ def join_systems(systems: Sequence[System], names: Sequence[str] = ()) -> System
     """
     if not systems:
         raise UsageError("no systems; give at least one")
-    said = names or [f"system {number}" for number in range(1, len(systems) + 1)]
+    first, said = systems[0], names or [f"system {n}" for n in range(1, len(systems) + 1)]
     for system, name in zip(systems, said, strict=True):
-        for what, own, other in (
-            ("languages", system.languages, systems[0].languages),
-            ("a vocabulary", system.fingerprint, systems[0].fingerprint),
-        ):
-            if own != other:
-                raise UsageError(
-                    f"{name}: has {what} other than {said[0]}; an ensemble needs systems that were "
-                    "trained with the same tokenizer"
-                )
+        what = "languages" if system.languages != first.languages else "a vocabulary"
+        if (system.languages, system.fingerprint) != (first.languages, first.fingerprint):
+            raise UsageError(
+                f"{name}: has {what} other than {said[0]}; an ensemble needs systems that were "
+                "trained with the same tokenizer"
+            )
     shortest = min(systems, key=lambda system: system.config.max_len)
     return replace(shortest, model=Ensemble([system.model for system in systems]).eval())
 
@@ -219,18 +216,9 @@ def n_best_lines(
 ) -> list[list[Translation]]:
     """Translate lines like :func:`translate_lines`, and return several translations with scores.
 
-    Args:
-        system: A trained system.
-        lines: Sentences.
-        n_best: Maximum translations of each line.
-        beam: Beam size, at least ``n_best``; 1 is greedy decoding.
-        alpha: Strength of the length penalty.
-        sampling: Draw each translation, in place of the search: ``beam`` and ``alpha`` are not
-            used. What is drawn for a line depends on its number and the seed, not on the others.
-        max_tokens: Maximum source tokens of a batch, over all hypotheses.
-        name: Name of the input in errors.
-        first: Number of the first line, in errors and for the random numbers.
-        progress: Show a progress bar.
+    The beam is at least ``n_best``. With ``sampling``, each translation is drawn, in place of the
+    search: ``beam`` and ``alpha`` are not used, and what is drawn for a line depends on its number,
+    counted from ``first``, and the seed, not on the other lines.
 
     Returns:
         For each line at most ``n_best`` translations, the best first; none for a blank line.
@@ -245,7 +233,11 @@ def n_best_lines(
 
     def search(sources: list[list[int]], numbers: list[int], limit: int) -> list[list[Translation]]:
         if sampling is not None:
-            found = sample_outputs(system.model, sources, numbers, limit, sampling, n_best)
+            again = [source for source in sources for _ in range(n_best)]
+            keys = [f"{number} {i}" for number in numbers for i in range(n_best)]
+            drawn = sample(system.model, again, sampling, max_len=limit, names=keys)
+            groups = (drawn[i : i + n_best] for i in range(0, len(drawn), n_best))
+            found = [sorted(some, key=lambda each: -each.score) for some in groups]
         else:
             options: dict[str, Any] = {"beam": beam, "alpha": alpha, "n_best": n_best}
             found = beam_search(system.model, sources, max_len=limit, **options)
@@ -254,22 +246,6 @@ def n_best_lines(
     room, blank = max_tokens // beam, list[Translation]()
     said: dict[str, Any] = {"name": name, "first": first, "progress": progress}
     return decode_lines(system, lines, search, blank, room, **said)
-
-
-def sample_outputs(
-    model: EncoderDecoder,
-    sources: list[list[int]],
-    numbers: Sequence[int],
-    limit: int,
-    sampling: Sampling,
-    count: int,
-) -> list[list[Hypothesis]]:
-    """Draw ``count`` outputs for each source, the most probable first."""
-    again = [source for source in sources for _ in range(count)]
-    names = [f"{number} {i}" for number in numbers for i in range(count)]
-    drawn = sample(model, again, sampling, max_len=limit, names=names)
-    groups = [drawn[i : i + count] for i in range(0, len(drawn), count)]
-    return [sorted(some, key=lambda each: -each.score) for some in groups]
 
 
 def to_translation(system: System, found: Hypothesis) -> Translation:

@@ -69,13 +69,6 @@ def all_peaks(precision: Precision, world: DistributedWorld) -> float | None:
     return None if one is None else one * world.size
 
 
-def take_products_of_main(world: DistributedWorld) -> None:
-    """Use the main process's matmul precision, which it has chosen by measuring."""
-    levels = ("highest", "high", "medium")
-    own = levels.index(torch.get_float32_matmul_precision())
-    torch.set_float32_matmul_precision(levels[int(world.sum(own * world.main)[0])])
-
-
 class Updater:
     """A system's model with its optimizer and schedule, on the device of the precision.
 
@@ -104,8 +97,10 @@ class Updater:
         factor = 1.0 if optim.peak is None else optim.peak * (width * optim.warmup) ** 0.5
         self.schedule = noam_schedule(self.optimizer, width, factor, optim.warmup)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # the first step may be skipped
-        if precision.device.type == "cpu":
-            take_products_of_main(world)
+        if precision.device.type == "cpu":  # all multiply as the main process has chosen to
+            levels = ("highest", "high", "medium")
+            own = levels.index(torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision(levels[int(world.sum(own * world.main)[0])])
 
     def batches(self, groups: Sequence[Tensor]) -> list[Batch]:
         """Make this process's batches of an update, and copy them to the device asynchronously."""
@@ -169,16 +164,11 @@ class Updater:
 
     def checkpoint(self, state: TrainState) -> Checkpoint:
         """Return the part of a checkpoint besides tensors."""
-        scale, schedule = self.precision.scale, self.schedule.state_dict()
-        return Checkpoint(
-            state,
-            self.world.size,
-            self.optimizer.state_dict()["param_groups"],
-            {name: value for name, value in schedule.items() if name != "lr_lambdas"},
-            self.system.fingerprint,
-            None if scale is None else scale.state_dict(),
-            (processor_name(), torch.get_float32_matmul_precision()),
-        )
+        scale = None if self.precision.scale is None else self.precision.scale.state_dict()
+        schedule = {k: v for k, v in self.schedule.state_dict().items() if k != "lr_lambdas"}
+        groups, own = self.optimizer.state_dict()["param_groups"], self.system.fingerprint
+        products = processor_name(), torch.get_float32_matmul_precision()
+        return Checkpoint(state, self.world.size, groups, schedule, own, scale, products)
 
     def restore(self, found: Checkpoint) -> None:
         """Resume from a checkpoint whose tensors have been restored."""

@@ -94,28 +94,22 @@ class Rows:
         return slices.view(-1, parts * h * d)
 
 
-def has_usual_masks(batch: Batch) -> bool:
-    """Whether a batch hides the padding and the future alone, and its targets end in padding."""
-    real = batch.tgt_y != batch.pad
-    gaps = (real[:, 1:] & ~real[:, :-1]).any() or (real & (batch.tgt == batch.pad)).any()
-    source = torch.equal(batch.src_mask, padding_mask(batch.src, batch.pad))
-    target = torch.equal(batch.tgt_mask, Batch.make_std_mask(batch.tgt, batch.pad))
-    return source and target and not gaps
-
-
 class IndexedBatch(Batch):
     """A batch with the indices of its :class:`Rows`, unless it has them already.
 
-    It knows whether its masks are the ``usual`` ones, too. Make it before the batch goes to a GPU:
-    to look there is to wait for the GPU.
+    It is ``usual`` if it hides the padding and the future alone, and its targets end in padding.
+    Make it before the batch goes to a GPU: to look there is to wait for the GPU.
     """
 
     def __init__(self, batch: Batch) -> None:
         vars(self).update(vars(batch))
         if not isinstance(batch, IndexedBatch):
-            self.usual = has_usual_masks(batch)
-            self.src_index = Rows(self.src_mask[:, 0]).index
-            self.tgt_index = Rows(self.tgt_y != self.pad).index
+            real = self.tgt_y != self.pad
+            gaps = (real[:, 1:] & ~real[:, :-1]).any() or (real & (self.tgt == self.pad)).any()
+            source = torch.equal(self.src_mask, padding_mask(self.src, self.pad))
+            target = torch.equal(self.tgt_mask, Batch.make_std_mask(self.tgt, self.pad))
+            self.usual = source and target and not gaps
+            self.src_index, self.tgt_index = Rows(self.src_mask[:, 0]).index, Rows(real).index
 
 
 @dataclass(frozen=True)

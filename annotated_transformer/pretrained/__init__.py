@@ -140,21 +140,8 @@ def trace_modules(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
 # --- files -----------------------------------------------------------------------------------
 
 
-def quantize(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return matrices as 8-bit integers with a scale for each row; vectors stay in float32."""
-    found = {}
-    for name, tensor in weights.items():
-        if tensor.dim() < 2:
-            found[name] = tensor.detach().float().clone()
-            continue
-        scale = tensor.detach().float().abs().amax(dim=1).clamp_min(1e-12) / 127
-        found[name] = (tensor.detach().float() / scale.unsqueeze(1)).round().to(torch.int8)
-        found[f"{name}.scale"] = scale
-    return found
-
-
 def dequantize(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the float32 weights that :func:`quantize` has stored."""
+    """Return float32 weights, where a matrix may be stored as 8-bit integers and its scale."""
     found = {}
     for name, tensor in stored.items():
         if f"{name}.scale" in stored:

@@ -104,15 +104,15 @@ class Service:
 
     async def translate(self, body: bytes) -> bytes:
         """Translate sentences: translations, their tokens, and their log-probabilities."""
-        asked = read_request(body, self.limits, len(self.system.tokenizers[1]))
+        theirs = self.system.tokenizers[1]
+        sentences, beam, alpha = read_request(body, self.limits, len(theirs))
         jobs = {
-            i: Job(self._encode(f"sentences[{i}]", sentence), asked.beam, asked.alpha)
-            for i, sentence in enumerate(asked.sentences)
+            i: Job(self._encode(f"sentences[{i}]", sentence), beam, alpha)
+            for i, sentence in enumerate(sentences)
             if sentence.strip()
         }
         found = dict(zip(jobs, await self._results(list(jobs.values())), strict=True))
-        best = [found[i][0] if i in found else None for i in range(len(asked.sentences))]
-        theirs = self.system.tokenizers[1]
+        best = [found[i][0] if i in found else None for i in range(len(sentences))]
         data = {
             "translations": [normal_blanks(theirs.decode(x.tokens)) if x else "" for x in best],
             "tokens": [theirs.tokens(one.tokens) if one else [] for one in best],
@@ -122,13 +122,13 @@ class Service:
 
     async def attention(self, body: bytes) -> bytes:
         """Translate a sentence, and return its attention weights; see ``attention_json``."""
-        asked = read_request(body, self.limits, len(self.system.tokenizers[1]), single=True)
-        (sentence,) = asked.sentences
+        most_beam = len(self.system.tokenizers[1])
+        (sentence,), beam, alpha = read_request(body, self.limits, most_beam, single=True)
         if not sentence.strip():
             raise Refusal(422, "sentence: is blank; type some words")
         tokens = self._encode("sentence", sentence)
         check_tokens("sentence", len(tokens), self.limits.shown)
-        job = Job(tokens, asked.beam, asked.alpha, shown=True)
+        job = Job(tokens, beam, alpha, shown=True)
         ((_, weights),) = await self._results([job])
         unknown = self.pretrained.unknown(sentence) if self.pretrained else []
         note = f"The model does not know {', '.join(unknown[:5])}." if unknown else ""

@@ -133,13 +133,8 @@ class Batcher:
     def _translate(self, batch: list[Job]) -> list[Found]:
         """Translate a batch; every sentence's result is that of the sentence alone."""
         first, limit = batch[0], self.system.config.max_len - 1
-        found = beam_search(
-            self.system.model,
-            [job.tokens for job in batch],
-            beam=first.beam,
-            alpha=first.alpha,
-            max_len=limit,
-        )
+        sources, beam, alpha = [job.tokens for job in batch], first.beam, first.alpha
+        found = beam_search(self.system.model, sources, beam=beam, alpha=alpha, max_len=limit)
         if not first.shown:
             return [(best, b"") for (best,) in found]
         ((best,),) = found

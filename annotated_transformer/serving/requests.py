@@ -31,17 +31,10 @@ class Refusal(Exception):  # noqa: N818  # it is an answer, not a fault of ours
         self.status, self.headers = status, headers
 
 
-@dataclass(frozen=True)
-class Request:
-    """Sentences, and how to search for their translations."""
-
-    sentences: list[str]
-    beam: int
-    alpha: float
-
-
-def read_request(body: bytes, limits: Limits, most_beam: int, *, single: bool = False) -> Request:
-    """Parse and check the body of a request.
+def read_request(
+    body: bytes, limits: Limits, most_beam: int, *, single: bool = False
+) -> tuple[list[str], int, float]:
+    """Parse and check the body of a request; return its sentences, beam and alpha.
 
     Args:
         body: JSON: ``{"sentences": [...]}`` or, if single, ``{"sentence": "..."}``; ``beam`` and
@@ -77,7 +70,7 @@ def read_request(body: bytes, limits: Limits, most_beam: int, *, single: bool = 
         raise field_refusal("alpha", "must be a number from 0 to 10")
     if beam == 1 and "alpha" in data:
         raise field_refusal("alpha", "has no effect with beam 1; leave it out, or give a beam")
-    return Request(found, beam, float(alpha))
+    return found, beam, float(alpha)
 
 
 def read_object(body: bytes) -> dict[str, Any]:

@@ -83,20 +83,11 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service, started: Callable[[], object]) -> None:
         config = uvicorn.Config(
-            service.app(),
-            loop="asyncio",
-            http=Protocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=CONNECTIONS,
-            timeout_keep_alive=IDLE,
+            service.app(), loop="asyncio", http=Protocol, ws="none", lifespan="off",
+            log_config=None, log_level="critical", access_log=False, server_header=False,
+            proxy_headers=False, limit_concurrency=CONNECTIONS, timeout_keep_alive=IDLE,
             timeout_graceful_shutdown=GRACE + 2,
-        )
+        )  # fmt: skip
         super().__init__(config)
         self.service, self.tell_started = service, started
 

@@ -26,9 +26,9 @@ from annotated_transformer.pretrained import (
     PretrainedError,
     dequantize,
     load_pretrained,
-    quantize,
 )
 from annotated_transformer.translation.greedy import greedy_search
+from benchmarks.pretrained import quantize
 
 RECORD = json.loads(
     (Path(__file__).parents[2] / "results/pretrained/model.json").read_text(encoding="utf-8")

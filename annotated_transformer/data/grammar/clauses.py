@@ -271,10 +271,8 @@ def german_verb(clause: Clause) -> tuple[Words, Words]:
     """Return the finite verb, and the words that come at the end of the clause."""
     verb, person, (link, auxiliary) = clause.verb, clause.subject.person, clause.links
     if clause.tense not in ("present", "past"):
-        infinitive = verb.prefix + verb.stem if verb else "sein"
-        return link_words(AUXILIARIES["de", clause.tense][person], auxiliary), link_words(
-            infinitive, link
-        )
+        modal = link_words(AUXILIARIES["de", clause.tense][person], auxiliary)
+        return modal, link_words(verb.prefix + verb.stem if verb else "sein", link)
     if verb is None:
         return link_words(AUXILIARIES["de", f"be {clause.tense}"][person], link), ()
     if clause.tense == "past":  # spoken German: hat gekauft

@@ -105,9 +105,8 @@ def _joined(first: Clause, commas: Both, link: Both, second: Clause, order: Orde
     """
     english = english_order(first), english_order(second)
     if order == "last":
-        both = add_inside(
-            english[0], constituent("SBAR", link[0] + english[1]), depth=2
-        )  # S and VP
+        inner = constituent("SBAR", link[0] + english[1])
+        both = add_inside(english[0], inner, depth=2)  # S and VP
     else:
         both = english[0] + commas[0] + link[0] + english[1]
     german = german_order(first, "second") + commas[1] + link[1] + german_order(second, order)
