@@ -4,8 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from annotated_transformer.cli.options import Ablation
 from annotated_transformer.cli.output import check_target, command_line, print_result
 from annotated_transformer.cli.systems import TEST, corpus_of, load_split, move_to_device
@@ -14,7 +12,7 @@ from annotated_transformer.data.files import digest_of_lines, write_json
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, load_system
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.precision import find_device
-from annotated_transformer.engine.records import CHOSEN, origin, processor_name
+from annotated_transformer.engine.records import CHOSEN, hardware, origin
 from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.translation.evaluation import (
@@ -37,7 +35,9 @@ ALPHAS = (0.2, 0.6, 1.0, 1.4)  # to choose from
 def run(command: Ablation) -> int:
     """Translate and score with each search, and write the record."""
     path, bar = command.record or command.model / "ablation.json", not command.quiet
-    check_target("--record", path)
+    names = ("config", "record", "tokenizer", "source", "target")
+    own = [*command.model.glob("*.safetensors"), *(command.model / f"{x}.json" for x in names)]
+    check_target("--record", path, *own)
     system = load_system(command.model, weights=WEIGHTS)
     if is_parser(system.languages):
         raise UsageError(f"{command.model}: is a parser; use the command evaluate")
@@ -69,7 +69,7 @@ def run(command: Ablation) -> int:
         "corpus": test.name,
         "split": test.split,
         "checksums": dict(test.checksums),
-        "hardware": {"processor": processor_name(), "threads": torch.get_num_threads()},
+        "hardware": hardware(),
         "steps": steps,
     }
     write_json(path, record)

@@ -71,7 +71,9 @@ OF_WEIGHTS = "tokenizer vocabulary preset architecture".split()  # fine-tuning k
 SAMPLING = "temperature top_k top_p seed".split()
 MOST_BEST = 1000
 # What evaluate does not take for two files
-SYSTEM = "ensemble corpus prepared split mirror beam alpha averaged best device precision".split()
+SYSTEM = (
+    "ensemble corpus prepared test_files split mirror beam alpha averaged best device precision"
+).split()
 
 
 def parse_command_line(words: Sequence[str]) -> Command:

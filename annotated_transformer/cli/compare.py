@@ -1,27 +1,32 @@
 """``compare`` scores two translations of one text."""
 
+from typing import Any
+
 from annotated_transformer.cli.options import Compare
 from annotated_transformer.cli.output import print_result
-from annotated_transformer.data.corpora import read_parallel, read_side
+from annotated_transformer.data.corpora import check_segments, read_side
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.translation.evaluation import paired_bootstrap
 
 
 def run(command: Compare) -> int:
     """Print both scores, their difference, and its significance."""
-    text = read_parallel(command.first, command.references, drop_blank=False)
-    second, *_ = read_side(command.second)  # read each file once, because it may be a pipe
-    if len(second) != len(text):
-        raise CorpusError(
-            f"{command.second} has {len(second)} line{'s' * (len(second) != 1)} and "
-            f"{command.references} has {len(text)}; "
-            "line n of one file must translate line n of the other"
-        )
-    found = paired_bootstrap(text.source, second, text.target, samples=command.samples)
+    places = command.first, command.second, command.references
+    first, second, (wanted, names, _) = map(read_side, places)  # once, because they may be pipes
+    for place, (lines, own, _) in zip(places, (first, second), strict=False):
+        check_segments(place, command.references, own, names)
+        if len(lines) != len(wanted):
+            raise CorpusError(
+                f"{place} has {len(lines)} line{'s' * (len(lines) != 1)} and "
+                f"{command.references} has {len(wanted)}; "
+                "line n of one file must translate line n of the other"
+            )
+    how: dict[str, Any] = {"samples": command.samples, "lowercase": command.lowercase}
+    found = paired_bootstrap(first[0], second[0], wanted, **how)
     print_result(
         f"{command.first}: BLEU {found.first:.2f}\n{command.second}: BLEU {found.second:.2f}\n"
-        f"difference {found.second - found.first:+.2f} (second minus first); 95 % of "
-        f"{command.samples} bootstrap samples lie from {found.low:+.2f} to {found.high:+.2f}; "
-        f"p = {found.p:.3f}"
+        f"capitals {'do not count' if command.lowercase else 'count'}; difference "
+        f"{found.second - found.first:+.2f} (second minus first); 95 % of {command.samples} "
+        f"bootstrap samples lie from {found.low:+.2f} to {found.high:+.2f}; p = {found.p:.3f}"
     )
     return 0

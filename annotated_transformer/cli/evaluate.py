@@ -41,6 +41,11 @@ def run(command: Evaluate) -> int:
     for name in ("protocols", "ensemble"):
         if trees and getattr(command, name):
             raise UsageError(f"--{name}: not for a parser; leave it out")
+    if command.protocols and system.languages[1] not in LANGUAGES:
+        raise UsageError(
+            f"--protocols: has rules for {', '.join(LANGUAGES)}, not for {system.languages[1]}, "
+            "which the system writes; leave it out"
+        )
     test = text_to_score(command, system)
     name = f"{test.name} {test.split}"
     if trees:
@@ -92,7 +97,7 @@ def text_to_score(command: Evaluate, system: System) -> ParallelText:
                 raise UsageError(f"--test-files or --{option}, not both; leave one of them out")
         trees = is_parser(system.languages)
         files, languages = command.test_files, system.languages
-        check_order("test_files", files, pair)
+        check_order("--test-files", files, pair, remedy="")
         text = read_parallel(*files, languages=languages, split="test", drop_blank=trees)
         return check_trees(text) if trees else text
     name = command.corpus or corpus_of(system)

@@ -240,6 +240,8 @@ class Compare:
     """Reference translations."""
     samples: int = option(1000, least=2, most=10**6)
     """Number of bootstrap samples."""
+    lowercase: bool = False
+    """Capitals do not count, as for systems that write none."""
 
 
 @dataclass(frozen=True)

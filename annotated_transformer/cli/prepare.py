@@ -32,7 +32,7 @@ def own_files(command: Prepare) -> Files:
     if not paths or len(paths) % 2 or command.valid_files is None:
         raise UsageError("--corpus files: give --train-files and --valid-files in pairs")
     for name in ("train_files", "valid_files", "test_files"):
-        check_order(name, getattr(command, name), command.preparation.pair)
+        check_order(option_flag(name), getattr(command, name), command.preparation.pair)
     found = {"train": list(zip(paths[::2], paths[1::2], strict=True)), "val": [command.valid_files]}
     return found if command.test_files is None else {**found, "test": [command.test_files]}
 

@@ -7,6 +7,7 @@ from annotated_transformer.cli.output import check_target, escape_text, has_bar,
 from annotated_transformer.cli.systems import open_systems
 from annotated_transformer.cli.translate import files_of
 from annotated_transformer.data.corpora import read_parallel
+from annotated_transformer.engine.config import check_order
 from annotated_transformer.engine.scoring import PairScore, score_pairs
 
 
@@ -16,6 +17,8 @@ def run(command: Score) -> int:
     own = [path for folder in folders for path in files_of(folder)]
     check_target("--output", command.output, command.source, command.target, *own)
     system, by = open_systems(folders, Search(**vars(command.weights)))
+    sides = command.source, command.target
+    check_order("SOURCE and TARGET", sides, "-".join(system.languages), remedy="")
     text = read_parallel(command.source, command.target, drop_blank=False)
     bar = has_bar(command.quiet, command.output)
     found = score_pairs(system, text.source, text.target, name=text.origin, progress=bar)

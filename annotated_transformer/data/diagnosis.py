@@ -61,7 +61,8 @@ class _Examples(CleaningReport):
 
     def note_drift(self, message: str, options: Preparation) -> None:
         """Remember where the sides drift."""
-        place, _, self.details[DRIFT] = message.partition(": ")
+        place, told, rest = message.partition(": the lengths")
+        self.details[DRIFT] = told[2:] + rest
         self.drop(DRIFT, "", int(place.split()[-1]))
 
 

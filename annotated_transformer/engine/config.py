@@ -280,14 +280,16 @@ def check_sizes(sizes: Mapping[str, Any]) -> None:
         check_group(kind(**found))
 
 
-def check_order(option: str, paths: Sequence[Path] | None, pair: str) -> None:
+def check_order(
+    option: str, paths: Sequence[Path] | None, pair: str, remedy: str = "give --pair, or "
+) -> None:
     """Raise UsageError if the names of files end in other languages, or in the other order."""
     names = [LANGUAGE.findall(Path(path).name) for path in paths or ()]
     for one, other in zip(names[::2], names[1::2], strict=True):
         if one and other and one[-1] != other[-1] and (found := f"{one[-1]}-{other[-1]}") != pair:
-            remedy = "exchange" if found.split("-") == pair.split("-")[::-1] else "rename"
+            remedy += "exchange" if found.split("-") == pair.split("-")[::-1] else "rename"
             reason = f"end like --pair {found}, and the pair is {pair}"
-            raise UsageError(f"{option_flag(option)}: {reason}; give --pair, or {remedy} the files")
+            raise UsageError(f"{option}: {reason}; {remedy} the files")
 
 
 def check_sources(data: DataOptions) -> None:
@@ -301,7 +303,7 @@ def check_sources(data: DataOptions) -> None:
     if data.corpus != "files" and files:
         raise UsageError(f"{option_flag(files[0])}: only for --corpus files, not {data.corpus}")
     for name in files:
-        check_order(name, getattr(data, name), data.pair)
+        check_order(option_flag(name), getattr(data, name), data.pair)
     if data.mirror is not None and data.corpus in (*BUILT_IN, "files", "prepared"):
         raise UsageError(f"--mirror: --corpus {data.corpus} needs no download; leave it out")
     if data.corpus in BUILT_IN and (data.size or 0) > MOST_WRITTEN:

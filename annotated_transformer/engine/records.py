@@ -39,12 +39,7 @@ def make_record(
         "architecture": architecture_name(system.config),
         "model": asdict(system.config),
         "parameters": count_parameters(system.model),
-        "hardware": {
-            "processor": processor_name(),
-            "threads": torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "processes": processes,
-        },
+        "hardware": {**hardware(), "processes": processes},
         "updates": state.updates,
         "tokens": state.tokens,
         "flops": state.flops or None,
@@ -82,6 +77,12 @@ def source_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return found.stdout.strip()
+
+
+def hardware() -> dict[str, Any]:
+    """Return the processor, the number of threads, and the GPU, if there is one."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"processor": processor_name(), "threads": torch.get_num_threads(), "gpu": gpu}
 
 
 def processor_name() -> str:

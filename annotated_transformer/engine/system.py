@@ -293,7 +293,8 @@ def decode_lines(
     full = [i for i, tokens in enumerate(ids) if tokens]
     out = [blank] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]
-    order = token_batches(lengths, max(max_tokens, limit + 1), shuffle=False)
+    longest = max((length for length, _ in lengths), default=1)
+    order = token_batches(lengths, max(max_tokens, longest), shuffle=False)
     closed = sys.stderr is None  # by the parent process
     bar = tqdm(total=len(full), unit="line", disable=not progress or closed, file=sys.stderr)
     with bar, keep_decoder_weights(system.model, system.precision):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.model.architecture import EncoderDecoder
-from annotated_transformer.notation import PAD
+from annotated_transformer.notation import BOS, PAD
 from annotated_transformer.training.loop import sum_type
 from annotated_transformer.translation.beam_search import Hypothesis, beam_search
 from annotated_transformer.translation.greedy import Steps
@@ -143,7 +143,7 @@ def sample(
 
     def begin(model: EncoderDecoder, src: Tensor, mask: Tensor, beam: int) -> Steps:
         rngs = [random.Random(f"{sampling.seed} {key}") for key in keys]
-        made.append(Sampler(start_steps(model, src, mask, beam), rngs, sampling, (PAD,)))
+        made.append(Sampler(start_steps(model, src, mask, beam), rngs, sampling, (PAD, BOS)))
         return made[0]
 
     def choose(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 
 import functools
 import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +88,10 @@ def score(
         ScoreError: There is nothing to score, or the numbers of lines differ.
     """
     check_lines(hypotheses, references)
-    bleu, chrf = BLEU(lowercase=lowercase), CHRF(lowercase=lowercase)
+    if sum(line.endswith(" .") for line in hypotheses) >= 100:
+        told = "many translations end in ' .', as if tokenised, but BLEU here expects plain text"
+        warnings.warn(told, stacklevel=2)
+    bleu, chrf = BLEU(lowercase=lowercase, force=True), CHRF(lowercase=lowercase)
     found, characters = (
         metric.corpus_score(list(hypotheses), [list(references)]) for metric in (bleu, chrf)
     )
@@ -187,8 +191,8 @@ def score_protocols(
     split = [[split_compounds(line) for line in side] for side in plain]
     as_cut = BLEU(tokenize="none", smooth_method="none", force=True)
     ways: dict[str, tuple[BLEU, list[list[str]]]] = {
-        "sacreBLEU": (BLEU(), sides),
-        "lower-case": (BLEU(lowercase=True), sides),
+        "sacreBLEU": (BLEU(force=True), sides),
+        "lower-case": (BLEU(lowercase=True, force=True), sides),
         "tokenised lower-case": (as_cut, cut),
         "tokenised, compounds split": (as_cut, split),
     }
@@ -238,9 +242,10 @@ def paired_bootstrap(
     for output in (first, second):
         check_lines(output, references)
     counts = [all_counts(output, references, lowercase=lowercase) for output in (first, second)]
-    n = len(references)
-    draws = np.random.default_rng(seed).choice(n, size=(samples, n), replace=True)
-    scores = [bleu_of_counts(np.array([c[draw].sum(axis=0) for draw in draws])) for c in counts]
+    n, rng = len(references), np.random.default_rng(seed)
+    draws = (rng.choice(n, size=n, replace=True) for _ in range(samples))
+    sums = np.array([[c[draw].sum(axis=0) for c in counts] for draw in draws])
+    scores = bleu_of_counts(sums).T  # (2, samples)
     one, other = (float(bleu_of_counts(c.sum(axis=0))) for c in counts)
     differences = scores[1] - scores[0]
     low, high = map(float, np.percentile(differences, (2.5, 97.5)))

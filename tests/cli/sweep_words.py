@@ -367,6 +367,7 @@ evaluate --hypotheses @text/is --references @text/is --averaged      | --average
 evaluate --hypotheses @text/is --references @text/is --device cpu    | --device
 evaluate --hypotheses @text/is --references @text/is --corpus grammar | --corpus
 evaluate --hypotheses @text/is --references @text/is --split val     | --split
+evaluate --hypotheses @text/is --references @text/is --test-files @text/is @text/is | --test-files
 evaluate --hypotheses @text/is --references @text/is --language de   | --language
 evaluate --hypotheses @text/is --references @text/is --protocols     | --language
 evaluate --hypotheses @text/is --references @text/is --protocols --language xx | xx

@@ -30,9 +30,13 @@ def test_ablation_leaves_a_record(
         capsys, "ablation", tmp_path / "copy"
     )  # and nothing was printed: no search was made in vain
     averaged.write_bytes(whole)
+    for own in ("config.json", "model.safetensors"):
+        words = ("ablation", tmp_path / "copy", "--record", tmp_path / "copy" / own)
+        assert "is also the input" in fails(capsys, *words)
     assert main(["ablation", str(tmp_path / "copy"), "--quiet"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(ablation.SEARCHES) + 1
     records = read_records(tmp_path / "copy", ABLATION)
+    assert set(records["ablation"]["hardware"]) == {"processor", "threads", "gpu"}
     steps = records["ablation"]["steps"]
     names = [*(name for name, *_ in ablation.SEARCHES), CHOSEN]
     assert [step["name"] for step in steps] == names

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from annotated_transformer.cli import systems
+from annotated_transformer.cli import evaluate, systems
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpora import load_corpus
 from tests.cli.command import SIZES, Capture, fails, write
@@ -52,13 +52,27 @@ def test_files_in_the_other_order_are_refused(
     trained: Path, texts: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     """They would be scored, and poorly."""
-    told = "-files: end like --pair en-de, and the pair is de-en; give --pair, or exchange"
+    ends = "end like --pair en-de, and the pair is de-en"
+    told = f"-files: {ends}; give --pair, or exchange"
     words: list[str | Path] = ["evaluate", trained, "--test-files", *texts[5:3:-1]]
-    assert f"--test{told}" in fails(capsys, *words)
+    assert f"--test-files: {ends}; exchange the files" in fails(capsys, *words)
+    line = fails(capsys, "score", trained, *texts[5:3:-1])
+    assert f"SOURCE and TARGET: {ends}; exchange the files" in line
     given = texts[1:3]  # of two pairs of training files, the second is the wrong way round
     words = ["prepare", tmp_path / "p", "--train-files", *given, *given[::-1], *texts[3:]]
     assert f"--train{told}" in fails(capsys, *words)
     assert not (tmp_path / "p").exists()
+
+
+def test_protocols_have_rules_for_some_languages(
+    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before anything is translated."""
+    monkeypatch.setattr(evaluate, "LANGUAGES", ("de", "fr"))
+    line = fails(capsys, "evaluate", trained, "--corpus", "grammar", "--protocols")
+    assert line.endswith(
+        "--protocols: has rules for de, fr, not for en, which the system writes; leave it out"
+    )
 
 
 def test_evaluate_an_ensemble(
@@ -124,9 +138,26 @@ def test_compare(tmp_path: Path, capsys: Capture) -> None:
     assert main(["compare", first, second, "--references", gold, "--samples", "50"]) == 0
     out = capsys.readouterr().out
     assert f"{second}: BLEU 100.00" in out
-    assert "difference +" in out
+    assert "capitals count; difference +" in out
     short = write(tmp_path / "4", lines[:3])
     assert "3 lines" in fails(capsys, "compare", first, short, "--references", gold)
+    assert "3 lines" in fails(capsys, "compare", short, first, "--references", gold)
+    loud = write(tmp_path / "5", [line.upper() for line in lines])
+    words = ["compare", first, loud, "--references", gold, "--samples", "50", "--lowercase"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert f"{loud}: BLEU 100.00" in out
+    assert "capitals do not count" in out
+    names = (tmp_path / f"{name}.sgm" for name in ("a", "b"))
+    for path, docs in zip(names, ("12", "21"), strict=True):
+        segments = (f'<doc docid="{n}"><seg id="1">a dog sleeps</seg></doc>' for n in docs)
+        path.write_text("\n".join(segments), encoding="utf-8")
+    a, b = tmp_path / "a.sgm", tmp_path / "b.sgm"
+    assert main(["compare", str(a), str(a), "--references", str(a), "--samples", "9"]) == 0
+    for pair in ((a, b), (b, a)):
+        assert "use files of the same test set" in fails(
+            capsys, "compare", *pair, "--references", a, "--samples", "9"
+        )
     assert "--samples 1: must be at least 2" in fails(
         capsys, "compare", first, second, "--references", gold, "--samples", "1"
     )

@@ -83,8 +83,13 @@ def test_a_drift_is_found_near_its_line(tmp_path: Path) -> None:
     source = [b"w%d " % i + b"wort " * n for i, n in enumerate(lengths)]
     target = [b"v%d " % i + b"word " * n for i, n in enumerate(lengths)]
     del target[300]
-    pairs, found = diagnose_corpus(*files(tmp_path, source, target))
+    one, other = files(tmp_path, source, target)
+    odd = tmp_path / "talk 3: part.de"  # a colon in the name is no end of the place
+    odd.write_bytes(Path(one).read_bytes())
+    assert diagnose_corpus(odd, other) == diagnose_corpus(one, other)
+    pairs, found = diagnose_corpus(one, other)
     kinds = {each.kind: each for each in found}
+    assert kinds["drift"].detail.startswith("the lengths suggest")
     assert abs(kinds["drift"].lines[0] - 301) <= 10
     assert "line n is translated by line n-1" in kinds["drift"].detail
     assert kinds["lines without a partner"] == Finding(

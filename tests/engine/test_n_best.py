@@ -12,7 +12,7 @@ from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.system import join_systems, n_best_lines, translate_lines
 from annotated_transformer.fast.ensemble import Ensemble
 from annotated_transformer.fast.sampling import Sampling
-from annotated_transformer.notation import EOS, PAD
+from annotated_transformer.notation import BOS, EOS, PAD
 from annotated_transformer.translation.tokenizers import WordTokenizer
 from tests.engine.opinions import WORDS, system_of
 from tests.translation.test_beam_search import every_output, score
@@ -112,8 +112,8 @@ def test_samples_do_not_depend_on_the_batch() -> None:
 def test_samples_of_whole_outputs_have_the_frequencies_of_their_probabilities() -> None:
     """Chi-square over whole outputs: 1,500 samples, the probability of each by brute force."""
     system, count = system_of(3, max_len=3), 1500
-    with torch.no_grad():  # padding is never drawn
-        system.model.generator.get_parameter("proj.bias")[PAD] = -99.0
+    with torch.no_grad():  # neither is ever drawn
+        system.model.generator.get_parameter("proj.bias")[[PAD, BOS]] = -99.0
     (found,) = n_best_lines(system, ["a b"], n_best=count, sampling=Sampling(seed=1))
     source = system.tokenizers[0].encode("a b")
     drawn = Counter(tuple(each.tokens) for each in found)

@@ -9,9 +9,10 @@ from annotated_transformer.background.convolutional import ConvolutionConfig
 from annotated_transformer.background.seq2seq import RecurrentConfig
 from annotated_transformer.data.files import CorpusError
 from annotated_transformer.engine.config import Options, UsageError
-from annotated_transformer.engine.system import System, model_config, translate_lines
+from annotated_transformer.engine.system import System, decode_lines, model_config, translate_lines
 from annotated_transformer.model.transformer import PRESETS, ModelConfig
 from annotated_transformer.translation.greedy import greedy_search
+from tests.engine.opinions import system_of
 from tests.engine.small import TEXTS
 
 
@@ -67,3 +68,17 @@ def test_nothing_to_translate(system: System, capsys: pytest.CaptureFixture[str]
 def test_a_long_line_is_named(system: System) -> None:
     with pytest.raises(CorpusError, match=r"mine\.txt, line 3: .* more than the 127 .*split"):
         translate_lines(system, ["a", "", "wort " * 400], name="mine.txt")
+
+
+def test_a_batch_is_no_larger_than_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a sentence the model takes; one sentence always fits."""
+    system, most = system_of(3, max_len=60), list[int]()
+
+    def search(sources: list[list[int]], numbers: list[int], limit: int) -> list[int]:
+        most.append(len(sources))
+        return numbers
+
+    lines = ["a b", "c", "e d a", "a a a"] * 3
+    found = decode_lines(system, lines, search, 0, 5, name="input", first=1, progress=False)
+    assert found == list(range(1, 13))
+    assert max(most) == 2  # of "c" with its end symbol

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from annotated_transformer.fast.sampling import Sampler, Sampling, sample
 from annotated_transformer.fast.search import greedy_search
-from annotated_transformer.notation import PAD
+from annotated_transformer.notation import BOS, PAD
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.translation.greedy import Steps
 from tests.translation.small import opinionated
@@ -89,6 +89,8 @@ def test_a_small_temperature_is_greedy() -> None:
     sources = [[4, 5, 6], [7], [8, 8, 4, 5], [10]]
     for seed in range(4):
         net = opinionated(seed)
+        with torch.no_grad():  # sampling never begins anew
+            net.generator.get_parameter("proj.bias")[BOS] = -99.0
         wanted = greedy_search(net, sources, 20)
         for sampling in (Sampling(1e-6), Sampling(top_k=1), Sampling(top_p=1e-9)):
             found = sample(net, sources, sampling, max_len=20)
@@ -97,10 +99,10 @@ def test_a_small_temperature_is_greedy() -> None:
 
 
 def test_what_is_drawn_has_its_own_probability() -> None:
-    """Padding would be taken out of the output, and the rest be as probable as the whole."""
+    """Padding and the begin symbol would be left out of the text, and count all the same."""
     net, sources = opinionated(3), [[4, 5, 6], [7], [8, 8, 4, 5], [10]] * 25
     found = sample(net, sources, Sampling(9.0), max_len=6)
-    assert all(PAD not in each.tokens for each in found)
+    assert all({PAD, BOS}.isdisjoint(each.tokens) for each in found)
     targets = [each.tokens for each in found]
     for source, tokens, each in zip(sources, targets, found, strict=True):
         batch = make_batch([source], [tokens])
