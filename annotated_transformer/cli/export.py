@@ -8,7 +8,12 @@ from typing import Any
 
 from annotated_transformer.cli.options import Export, Search
 from annotated_transformer.cli.output import log
-from annotated_transformer.cli.systems import open_pretrained, open_system, refuse_parser
+from annotated_transformer.cli.systems import (
+    PRETRAINED,
+    open_pretrained,
+    open_system,
+    refuse_parser,
+)
 from annotated_transformer.engine.checkpoints import damaged_error, load_run_object
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.interop.folders import check_out, lines_of_record
@@ -34,22 +39,26 @@ def run(command: Export) -> int:
         if find_spec(library) is None:
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     search = Search(device="cpu")
-    system = open_pretrained(search)[0] if folder is None else open_system(folder, search)[0]
+    if folder is None:
+        system, by, record = open_pretrained(search)[0], PRETRAINED, None
+    else:
+        system, used = open_system(folder, search)
+        by, record = str(folder / used), load_record(folder, used)
     refuse_parser(system, folder)
     module = import_module(f"annotated_transformer.interop.{command.to}")
     options = {"precision": command.precision} if command.to == "ctranslate2" else {}
     write = getattr(module, f"export_{command.to}")
-    write(system, out, record=None if folder is None else load_record(folder), **options)
-    log(f"wrote {out}; {out / 'README.md'} says how to use it")
+    write(system, out, record=record, **options)
+    log(f"wrote {out}; {out / 'README.md'} says how to use {by} there")
     return 0
 
 
-def load_record(folder: Path) -> dict[str, Any] | None:
-    """Return the record of a run; None where it has not written one."""
+def load_record(folder: Path, weights: str) -> dict[str, Any] | None:
+    """Return the record of a run, for these weights; None where it has not written one."""
     path = folder / "record.json"
     if not os.path.lexists(path):
         return None
-    record = load_run_object(path)
+    record = {**load_run_object(path), "weights": weights}
     try:
         list(lines_of_record(record))
     except (AttributeError, TypeError, ValueError) as error:

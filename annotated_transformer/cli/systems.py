@@ -27,6 +27,7 @@ from annotated_transformer.pretrained import Pretrained, load_pretrained
 TEST = {  # the split that is scored by default
     name: "test_2016_flickr" if name == "multi30k" else "test" for name in (*CORPORA, *TREEBANKS)
 }
+PRETRAINED = "the small model that comes with the package"
 BEAM, ALPHA = 4, 0.6  # the paper's search, unless trees are wanted
 
 

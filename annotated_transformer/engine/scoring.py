@@ -101,7 +101,7 @@ def score_tokens(
     device = next(model.parameters()).device
     batch = make_batch([list(s) for s in sources], [list(t) for t in targets]).to(device)
     with evaluation_mode(model):
-        found = _log_probs(model, batch).double().tolist()
+        found = _log_probs(model, batch).cpu().double().tolist()
     return [row[: len(target) + 1] for row, target in zip(found, targets, strict=True)]
 
 

@@ -12,13 +12,7 @@ from torch import Tensor
 
 from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.data.tensors import save_tensors
-from annotated_transformer.engine.checkpoints import (
-    damaged_error,
-    load_model,
-    load_system,
-    load_tensors,
-    run_tensors,
-)
+from annotated_transformer.engine import checkpoints
 from annotated_transformer.engine.config import Options
 from annotated_transformer.engine.devices import peak_flops
 from annotated_transformer.engine.precision import DynamicLossScale, PreciseLoss, Precision
@@ -148,7 +142,7 @@ class Updater:
         """Save what :func:`replay_update` needs; raise the error, or warn and skip the update."""
         path = self.folder / "non_finite" / f"{state.updates + 1:08d}.safetensors"
         lines = lines_of(self.pairs, groups)
-        tensors = run_tensors(self.system.model, self.optimizer, self.world)
+        tensors = checkpoints.run_tensors(self.system.model, self.optimizer, self.world)
         if self.world.main:
             for k, batch in enumerate(map(self.pairs.batch, groups)):
                 tensors |= {f"batch.{k}.src": batch.src, f"batch.{k}.tgt": batch.target}
@@ -189,14 +183,14 @@ def replay_update(path: Path) -> tuple[float, float]:
     Raises:
         CheckpointError: It is damaged, or not in the folder of a run.
     """
-    tensors, data = load_tensors(path)
-    system = load_system(path.parent.parent, weights=None)
-    load_model(system.model, tensors, path)
+    tensors, data = checkpoints.load_tensors(path)
+    system = checkpoints.load_system(path.parent.parent, weights=None)
+    checkpoints.load_model(system.model, tensors, path)
     try:
         optim, scale = Options().replace(**data["options"]).optim, float(data["scale"])
         torch.set_rng_state(tensors["random.0"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise damaged_error(path, error) from None
+        raise checkpoints.damaged_error(path, error) from None
     try:
         precision = Precision(optim.precision)
     except ValueError as error:

@@ -28,7 +28,8 @@ tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
 tokenizer.encode_special_tokens = True  # "</s>" in a text is text
 translator = ctranslate2.Translator(".")
 tokens = tokenizer.encode("…", add_special_tokens=False).tokens
-(found,) = translator.translate_batch([tokens], beam_size=1, max_decoding_length=MOST)
+limits = {"max_input_length": 0, "max_decoding_length": MOST}
+(found,) = translator.translate_batch([tokens], beam_size=1, **limits)
 print(tokenizer.decode([tokenizer.token_to_id(token) for token in found.hypotheses[0]]))
 """
 USE_WORDS = """
@@ -39,14 +40,16 @@ from annotated_transformer.translation.tokenizers import load_tokenizer
 source, target = load_tokenizer("source.json"), load_tokenizer("target.json")
 translator = ctranslate2.Translator(".")
 tokens = [token_strings(source)[number] for number in source.encode("…")]
-(found,) = translator.translate_batch([tokens], beam_size=1, max_decoding_length=MOST)
+limits = {"max_input_length": 0, "max_decoding_length": MOST}
+(found,) = translator.translate_batch([tokens], beam_size=1, **limits)
 print(target.decode([token_strings(target).index(token) for token in found.hypotheses[0]]))
 """
 LOST = (
     "Beam search divides the log-probability by length^α, and not by ((5 + length) / 6)^α as the "
-    "paper does; greedy decoding is the same. At most 256 tokens are generated unless "
-    "`max_decoding_length` says otherwise, and at least one. More tokens than the model has "
-    "positions are an error. Training cannot go on from here."
+    "paper does, and no output is limited to 50 tokens more than its source; other greedy outputs "
+    "are the same. At most 256 tokens are generated unless `max_decoding_length` says otherwise, "
+    "and at least one. More tokens than the model has positions are an error with "
+    "`max_input_length=0`; without it, input is cut at 1,024. Training cannot go on from here."
 )
 
 

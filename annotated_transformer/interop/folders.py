@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 
 from annotated_transformer import __version__
 from annotated_transformer.data.files import FileError, load_object, not_written
-from annotated_transformer.engine.checkpoints import check_parts
+from annotated_transformer.engine.checkpoints import AVERAGED, check_parts
 from annotated_transformer.engine.system import System
 from annotated_transformer.model.transformer import ModelConfig, count_parameters
 from annotated_transformer.notation import EOS, SPECIAL_TOKENS
@@ -28,6 +29,7 @@ from annotated_transformer.translation.tokenizers import (
 
 MARK = "export.json"  # tells that a folder is an export of ours, and what is in it
 FORMAT = 1
+LETTERS = " A few letters, such as the Greek final sigma, are lower-cased differently."
 JOINED = "￭"  # before a word that is glued to the one before it
 
 
@@ -81,7 +83,8 @@ def check_out(out: Path) -> None:
         known = {MARK, *mark["files"]} if mark["format"] == FORMAT else set()
     except (OSError, ValueError, LookupError, TypeError):
         known = set()
-    files = (path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir())
+    found = (p for p in out.rglob("*") if p.is_symlink() or not p.is_dir() or not any(p.iterdir()))
+    files = (path.relative_to(out).as_posix() for path in found)
     if strange := next((name for name in files if name not in known), ""):
         raise FileError(f"{out}: holds {strange}, which no export has written; choose a new folder")
 
@@ -144,7 +147,7 @@ def token_strings(tokenizer: Tokenizer) -> list[str]:
         entries = [f"{JOINED * glued}{word}" for word, glued in entries]
     strings = [*SPECIAL_TOKENS, *entries]
     if len(set(strings)) < len(strings):
-        twice = next(s for n, s in enumerate(strings) if s in strings[:n])
+        ((twice, _),) = Counter(strings).most_common(1)
         raise ExportError(
             f"the vocabulary has {twice!r} twice, and this target knows tokens by their text "
             "alone; use --to onnx, or train with another --vocabulary"
@@ -153,7 +156,7 @@ def token_strings(tokenizer: Tokenizer) -> list[str]:
 
 
 def portable_tokenizer(tokenizer: BPETokenizer, *, ends: bool) -> Backend:
-    """Return an equal tokenizer of the library ``tokenizers``, which needs nothing of ours.
+    """Return an equal tokenizer of the library ``tokenizers``; but see ``LETTERS``.
 
     With ``ends``, it lets every text end in the end symbol.
     """
@@ -207,9 +210,11 @@ def model_card(system: System, record: Mapping[str, Any] | None, use: str, lost:
     sizes = ", ".join(f"{name}={value}" for name, value in vars(config).items())
     rows = [f"- Parameters: {count_parameters(system.model):,}", f"- Sizes: {sizes}"]
     rows += lines_of_record(record) if record else ["- There was no record of its run"]
-    languages = f"---\nlanguage:\n- {source}\n- {target}\npipeline_tag: translation\n---\n\n"
+    languages = f'- "{source}"\n- "{target}"'  # or "no" would be false
+    lost += LETTERS * system.lowercase
     return (
-        f"{languages}# A Transformer from {source} to {target}{back}\n\n"
+        f"---\nlanguage:\n{languages}\npipeline_tag: translation\n---\n\n"
+        f"# A Transformer from {source} to {target}{back}\n\n"
         "An encoder-decoder as in *Attention Is All You Need* (Vaswani et al., 2017), exported by "
         f"annotated-transformer {__version__}.\n\n" + "\n".join(rows) + "\n\n"
         f"## Use\n\n```python\n{use.strip()}\n```\n\n## What was lost\n\n{lost}\n"
@@ -217,11 +222,18 @@ def model_card(system: System, record: Mapping[str, Any] | None, use: str, lost:
 
 
 def lines_of_record(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a record says of the run and its scores, as lines of a list."""
+    """Yield what a record says of the run and its scores, as lines of a list.
+
+    If it names the weights, the scores are those of these.
+    """
     options = record.get("options", {})
     yield f"- Corpus: {options.get('corpus')} {options.get('pair')}"
     yield f"- Updates: {record.get('updates'):,}, seed {record.get('seed')}"
     yield f"- Commit: {record.get('commit')}, {record.get('date')}"
+    weights = record.get("weights")
+    if weights:
+        yield f"- Weights: {weights}"
     for name, scores in (record.get("scores") or {}).items():
-        if isinstance(scores, Mapping) and "bleu" in scores:
+        own = weights is None or name.endswith(", averaged") == (weights == AVERAGED)
+        if own and isinstance(scores, Mapping) and "bleu" in scores:
             yield f"- {name}: BLEU {scores['bleu']} (`{scores.get('bleu_signature')}`)"

@@ -16,15 +16,8 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.engine.system import System
-from annotated_transformer.interop.folders import (
-    ExportError,
-    check_heads,
-    has_sub_words,
-    model_card,
-    portable_tokenizer,
-    transformer_config,
-    whole_folder,
-)
+from annotated_transformer.interop import folders
+from annotated_transformer.interop.folders import ExportError
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.notation import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
@@ -43,8 +36,7 @@ print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 LOST = (
     "Beam search divides the log-probability by length^α, and not by ((5 + length) / 6)^α as the "
     "paper does, and no output is limited to 50 tokens more than its source; other greedy outputs "
-    "are the same. The last token of the longest "
-    "output allowed is always the end symbol."
+    "are the same. The last token of the longest output allowed is always the end symbol."
 )
 
 
@@ -62,10 +54,10 @@ def export_huggingface(
         ExportError: Neither class can express the model, or its tokenizer.
         FileError: The folder cannot be written, or holds something else.
     """
-    config = transformer_config(system, TARGET)
-    check_heads(config, TARGET)
+    config = folders.transformer_config(system, TARGET)
+    folders.check_heads(config, TARGET)
     remedy = "use --to ctranslate2 or --to onnx"
-    if not has_sub_words(system):
+    if not folders.has_sub_words(system):
         raise ExportError(f"--to {TARGET}: has no tokenizer that splits words as ours; {remedy}")
     if config.norm == "post" and config.positions == "learned":
         raise ExportError(f"--to {TARGET}: MarianMTModel has no learned positions; {remedy}")
@@ -77,12 +69,12 @@ def export_huggingface(
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = cast(BPETokenizer, system.tokenizers[0])
-    with whole_folder(out, to=TARGET, precision="float32") as folder:
+    with folders.whole_folder(out, to=TARGET, precision="float32") as folder:
         with hide_progress_bars():
             their_model(system.model, config, len(tokenizer)).save_pretrained(folder)
         names = zip(("pad", "bos", "eos", "unk"), SPECIAL_TOKENS, strict=True)
         PreTrainedTokenizerFast(
-            tokenizer_object=portable_tokenizer(tokenizer, ends=True),
+            tokenizer_object=folders.portable_tokenizer(tokenizer, ends=True),
             model_max_length=config.max_len,
             clean_up_tokenization_spaces=False,
             split_special_tokens=True,
@@ -91,7 +83,8 @@ def export_huggingface(
         ).save_pretrained(folder)
         path = folder / "tokenizer_config.json"  # with the class's name in transformers 4 and 5
         path.write_text(path.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
-        (folder / "README.md").write_text(model_card(system, record, USE, LOST), encoding="utf-8")
+        card = folders.model_card(system, record, USE, LOST)
+        (folder / "README.md").write_text(card, encoding="utf-8")
         shutil.copymode(folder / "README.md", folder / "model.safetensors")  # else for us alone
 
 

@@ -15,13 +15,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 from annotated_transformer.engine.system import System
-from annotated_transformer.interop.folders import (
-    has_sub_words,
-    model_card,
-    save_tokenizers,
-    transformer_config,
-    whole_folder,
-)
+from annotated_transformer.interop import folders
 from annotated_transformer.model.architecture import EncoderDecoder, Generator, LayerNorm
 from annotated_transformer.model.transformer import count_parameters
 from annotated_transformer.notation import BOS, EOS, PAD
@@ -76,16 +70,16 @@ def export_onnx(system: System, out: Path, *, record: Mapping[str, Any] | None =
         ExportError: The system is no Transformer.
         FileError: The folder cannot be written, or holds something else.
     """
-    transformer_config(system, TARGET)
+    folders.transformer_config(system, TARGET)
     model, big = system.model, 4 * count_parameters(system.model) > MOST_BYTES
-    with whole_folder(out, to=TARGET, precision="float32") as folder:
+    with folders.whole_folder(out, to=TARGET, precision="float32") as folder:
         for name, graph in ((ENCODER, encoder_graph), (DECODER, step_graph)):
             own: Any = {"location": f"{name}.data"}  # where one file would not hold the weights
             onnx.save(graph(model), folder / name, save_as_external_data=big, **own)
-        save_tokenizers(system, folder, ends=True)
-        use = USE if has_sub_words(system) else USE_WORDS
-        use = use.replace("MOST", str(_positions(model)))
-        (folder / "README.md").write_text(model_card(system, record, use, LOST), encoding="utf-8")
+        folders.save_tokenizers(system, folder, ends=True)
+        use = USE if folders.has_sub_words(system) else USE_WORDS
+        card = folders.model_card(system, record, use.replace("MOST", str(_positions(model))), LOST)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 class _Graph:
@@ -167,7 +161,7 @@ class _Graph:
         ]
         graph = helper.make_graph(
             self.nodes, "transformer", ends[: len(inputs)], ends[len(inputs) :],
-            [numpy_helper.from_array(w.numpy(), name) for name, w in self.weights.items()],
+            [numpy_helper.from_array(w.cpu().numpy(), name) for name, w in self.weights.items()],
         )  # fmt: skip
         opset = [helper.make_opsetid("", OPSET)]
         return helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
@@ -284,8 +278,11 @@ class OnnxTranslator:
             most: Maximum tokens of an output; never more than the model has positions.
             extra: How many tokens an output may exceed its source by, end symbols not counted.
         """
+        if not sources:
+            return []
         lengths = np.array([len(source) for source in sources])
-        limits = np.minimum(min(most or self.max_len, self.max_len), lengths - 1 + extra)
+        most = self.max_len if most is None else min(most, self.max_len)
+        limits = np.minimum(most, lengths - 1 + extra)
         source = np.full((len(sources), lengths.max()), PAD)
         for row, ids in zip(source, sources, strict=True):
             row[: len(ids)] = ids

@@ -97,7 +97,8 @@ class Service:
         return endpoint
 
     async def _answer(self, request: Request, do: Callable[[bytes], Awaitable[bytes]]) -> bytes:
-        if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+        kind = request.headers.get("content-type", "").lower()
+        if kind.split(";")[0].strip() != "application/json":
             raise Refusal(415, "content-type: must be application/json")
         body = await read_body(request, self.limits.body)
         return await unless_gone(request, do(body))

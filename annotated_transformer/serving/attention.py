@@ -70,5 +70,5 @@ def attention_weights(found: Mapping[str, Tensor], stack: str, part: str) -> Ten
 
 def round_values(values: Tensor) -> object:
     """Return the values as lists of numbers with few digits."""
-    scaled: list[object] = (values.double() * 10**DIGITS).round().div(10**DIGITS).tolist()
+    scaled: list[object] = (values.cpu().double() * 10**DIGITS).round().div(10**DIGITS).tolist()
     return scaled

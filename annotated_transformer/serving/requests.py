@@ -1,5 +1,6 @@
 """What a request may hold: its limits, and the errors that name the field at fault."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ class Limits:
     shown: int = 64  #: Tokens of a sentence, and of its translation, whose attention is returned.
     beam: int = 8  #: The largest beam.
     queue: int = 1024  #: Sentences that wait for the model.
-    seconds: float = 30.0  #: Time to answer a request, from its first byte to its last.
+    seconds: float = 30.0  #: Time to find an answer, once the head of a request is there.
     #: Source tokens of a batch, over all hypotheses; one sentence may have more.
     tokens: int = 4096
     wait: float = 0.003  #: Seconds that a sentence waits for others to be translated with.
@@ -93,8 +94,7 @@ def unique_fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of an object; raise Refusal for one that is given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise field_refusal(ascii(twice)[:40], "is given twice")
     return found
 

@@ -49,12 +49,15 @@ def address_of_socket(sock: socket.socket) -> str:
 
 
 class Protocol(H11Protocol):
-    """HTTP for clients that send the head of each request within ``IDLE`` seconds.
+    """HTTP for clients that go on within ``IDLE`` seconds.
 
-    Uvicorn itself waits for the rest of a head for as long as the client likes.
+    They send the whole head of a request in this time, and the rest of a body that was answered
+    before it came; they read so much of a long answer that it goes on. Uvicorn itself waits for
+    as long as the client likes.
     """
 
     watch: asyncio.TimerHandle | None = None
+    stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time for the first head."""
@@ -68,11 +71,29 @@ class Protocol(H11Protocol):
 
     def time_head(self) -> None:
         """Start the time for a head, unless it runs; end it when the head is whole."""
-        if self.conn.their_state is not h11.IDLE and self.watch is not None:
+        ours, theirs = self.conn.our_state, self.conn.their_state
+        waits = theirs is h11.IDLE or (ours is h11.DONE and theirs is h11.SEND_BODY)
+        if not waits and self.watch is not None:
             self.watch.cancel()
             self.watch = None
-        elif self.conn.their_state is h11.IDLE and self.watch is None:
+        elif waits and self.watch is None:
             self.watch = self.loop.call_later(IDLE, self.timeout_keep_alive_handler)
+
+    def pause_writing(self) -> None:
+        """Start the time for reading."""
+        super().pause_writing()
+        self.stuck = self.loop.call_later(IDLE, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """End it."""
+        super().resume_writing()
+        if self.stuck is not None:
+            self.stuck.cancel()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, also for a client that leaves the end of an answer unread."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(IDLE, self.transport.abort)
 
 
 class Server(uvicorn.Server):
@@ -93,7 +114,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on the signals that end our commands; a second one stops at once."""
+        """Stop on the signals that end our commands; after a second one, once the batch is done."""
         with handle_signals(self.handle_exit):
             yield
 

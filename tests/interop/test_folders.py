@@ -1,11 +1,13 @@
 """What a target cannot express is refused, and folders are whole or not there."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from torch import nn
 
 from annotated_transformer.background.seq2seq import RecurrentConfig
@@ -182,6 +184,38 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (tmp_path / "late").write_text("came meanwhile")
     (tmp_path / "late").unlink()  # still the file
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("what", ["link", "empty"])
+def test_links_and_empty_folders_are_not_ours(what: str, tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "out", to="test") as folder:
+        (folder / "model.bin").write_text("1")
+    with whole_folder(tmp_path / "out", to="test"):  # an export may be replaced
+        pass
+    (tmp_path / "data").mkdir()
+    strange = tmp_path / "out" / what
+    strange.symlink_to(tmp_path / "data") if what == "link" else strange.mkdir()
+    with pytest.raises(FileError, match=f"holds {what}, which no export"):
+        check_out(tmp_path / "out")
+
+
+def test_a_card_has_the_scores_of_its_weights() -> None:
+    system = load_pretrained().system
+    scores = {"test": {"bleu": 1.5}, "test, averaged": {"bleu": 2.5}}
+    record = {"options": {}, "updates": 1, "scores": scores}
+    for weights, bleu in (("model.safetensors", 1.5), ("averaged.safetensors", 2.5)):
+        card = model_card(system, {**record, "weights": weights}, "", "")
+        assert f"- Weights: {weights}" in card
+        assert re.findall(r"BLEU ([\d.]+)", card) == [str(bleu)]
+    assert len(re.findall("BLEU", model_card(system, record, "", ""))) == 2
+
+
+def test_the_card_says_what_is_lost_and_its_header_holds_strings() -> None:
+    system = dataclasses.replace(load_pretrained().system, languages=("en", "no"))
+    card = model_card(system, None, "", "")
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["language"] == ["en", "no"]
+    assert ("lower-cased differently" in card) == system.lowercase
 
 
 def test_the_card_of_the_packages_model_says_that_it_translates_both_ways() -> None:

@@ -122,6 +122,10 @@ BAD = {  # bodies, and what the error names
     "a large integer": (b'{"sentences": ["a"], "beam": ' + b"9" * 400 + b"}", "beam"),
     "a large alpha": (b'{"sentences": ["a"], "beam": 2, "alpha": ' + b"9" * 400 + b"}", "alpha"),
     "a name given twice": (b'{"sentences": ["a"], "sentences": ["b"]}', "'sentences': is given"),
+    "a name given twice among many": (
+        json.dumps(dict.fromkeys(map(str, range(20_000)), 0))[:-1].encode() + b', "7": 0}',
+        "'7': is given",
+    ),
     "another name": (b'{"sentences": ["a"], "bean": 4}', "'bean'"),
     "a strange name": (b'{"sentences": ["a"], "\\n\\ud800": 4}', "'\\n\\ud800'"),
     "no sentences": (b"{}", "sentences: is missing"),
@@ -210,6 +214,7 @@ def test_a_body_that_is_too_large(usual: Running) -> None:
         ("/translate", {}, 405),
         ("/health", {"method": "DELETE"}, 405),
         ("/translate", {"body": b"{}", "headers": {}}, 415),
+        ("/translate", {"body": b"{}", "headers": {"content-type": "Application/JSON"}}, 422),
         ("/translate", {"body": b"a=b", "headers": {"content-type": "text/plain"}}, 415),
     ],
 )
@@ -304,6 +309,34 @@ def test_who_never_ends_a_head_is_disconnected(
             except ConnectionError:
                 closed = True
         assert closed
+        assert server.ask("/health")[0] == 200
+
+
+@pytest.mark.parametrize("asked", ["POST /translate", "GET /health"])
+def test_who_was_answered_and_never_ends_a_body_is_disconnected(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer comes before the body, of the wrong kind or not wanted; one byte follows."""
+    monkeypatch.setattr(module, "IDLE", 0.5)
+    head = f"{asked} HTTP/1.1\r\nhost: a\r\ncontent-type: text/plain\r\n"
+    with running() as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(10)
+        client.sendall(f"{head}content-length: 1000000\r\n\r\n".encode())
+        assert client.recv(9999).startswith(b"HTTP/1.1")
+        client.sendall(b"x")
+        while client.recv(9999):  # until the server closes, or the time is up
+            pass
+
+
+def test_who_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE", 0.3)
+    with running() as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /static/widget.js HTTP/1.1\r\nhost: a\r\n\r\n" * 400)
+        connections = server.server.server_state.connections
+        until(lambda: bool(connections))
+        until(lambda: not connections)
         assert server.ask("/health")[0] == 200
 
 
