@@ -69,7 +69,7 @@ def run(command: Ablation) -> int:
         "corpus": test.name,
         "split": test.split,
         "checksums": dict(test.checksums),
-        "hardware": hardware(),
+        "hardware": hardware(system),
         "steps": steps,
     }
     write_json(path, record)

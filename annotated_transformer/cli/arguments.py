@@ -26,7 +26,7 @@ from annotated_transformer.cli.options import (
     Train,
     Translate,
 )
-from annotated_transformer.cli.output import NAME, print_result
+from annotated_transformer.cli.output import NAME, check_target, print_result
 from annotated_transformer.data.corpora import CORPORA, Preparation
 from annotated_transformer.data.files import load_object
 from annotated_transformer.engine.config import (
@@ -211,6 +211,8 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
                 refuse("needs a text, too; give --train-files and --valid-files", "finetune_from")
         if command.run.tensorboard and importlib.util.find_spec("tensorboard") is None:
             refuse("needs the package tensorboard: pip install tensorboard", "tensorboard")
+        if (board := command.run.tensorboard) is not None:
+            check_target("--tensorboard", board / "events")
         check_options(command.options)
         check_sources(command.data)
         if not command.optim.average:

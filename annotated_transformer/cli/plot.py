@@ -26,7 +26,7 @@ def run(command: Plot) -> int:
     except FileNotFoundError:
         raise UsageError(f"{command.model}: log.jsonl is missing; give a run's folder") from None
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"{error}; repair the line, or move the file") from None
     if not journal:
         raise UsageError(f"{command.model}: log.jsonl has no whole line yet; wait for the first")
     state = read_state(command.model)

@@ -35,7 +35,7 @@ from annotated_transformer.engine.devices import describe_rate
 from annotated_transformer.engine.parser import EXTRA, check_lengths, score_parser
 from annotated_transformer.engine.processes import process_group
 from annotated_transformer.engine.records import make_record
-from annotated_transformer.engine.system import translate_lines
+from annotated_transformer.engine.system import System, encode_lines, translate_lines
 from annotated_transformer.engine.texts import Texts
 from annotated_transformer.engine.trainer import Trainer, check_world
 from annotated_transformer.engine.treebanks import check_trees, is_parser
@@ -60,10 +60,8 @@ def run(command: Train) -> int:
             raise UsageError(f"--out {folder}: is also --finetune-from; choose another folder")
         products = prepare_cpu()
         trainer = Trainer(options, folder, texts, world)
+        world.main_first(lambda: check_test(trainer.system, test_text(options.data, texts, bar)))
         if world.main:
-            if is_parser(trainer.system.languages):
-                sentences = [line.split() for line in test_text(options.data, texts, bar).source]
-                check_lengths(trainer.system, sentences, "the test set", EXTRA)
             log_plan(trainer, texts, products)
         finished = trainer.train(progress=bar)
     stopped = trainer.stopped
@@ -199,6 +197,15 @@ def test_text(data: DataOptions, texts: Texts, bar: bool) -> ParallelText:
     if data.corpus not in TEST:
         return texts[1]
     return load_split(data.corpus, data.pair, TEST[data.corpus], mirror=data.mirror, bar=bar)
+
+
+def check_test(system: System, test: ParallelText) -> None:
+    """Raise CorpusError for a test sentence that is too long, before hours of training."""
+    name = f"{test.name} {test.split}"
+    if is_parser(system.languages):
+        check_lengths(system, [line.split() for line in test.source], name, EXTRA)
+    else:
+        encode_lines(system, test.source, name)
 
 
 def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:

@@ -366,6 +366,8 @@ def run_tensors(
     if world.device.type == "cuda":
         for rank, state in enumerate(world.gather(torch.cuda.get_rng_state())):
             found[f"random.{rank}.cuda"] = state
+    if next(model.parameters()).device.type == "mps":
+        found["random.0.mps"] = torch.mps.get_rng_state()
     return found
 
 
@@ -405,5 +407,7 @@ def restore_run(
             torch.set_rng_state(tensors[name])
         if f"{name}.cuda" in tensors and world.device.type == "cuda":
             torch.cuda.set_rng_state(tensors[f"{name}.cuda"])
+        if f"{name}.mps" in tensors and next(model.parameters()).device.type == "mps":
+            torch.mps.set_rng_state(tensors[f"{name}.mps"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise damaged_error(path, f"{type(error).__name__}: {error}") from None

@@ -145,7 +145,8 @@ class OptimOptions:
 class RunOptions:
     """How the run is carried out. These may change when it resumes.
 
-    The weights stay the same, but for rounding, unless --device or --non-finite changes.
+    The weights stay the same, but for rounding, unless --device or --non-finite changes, or, with
+    dropout, --compile.
     """
 
     save_every: float = option(60.0, least=0)

@@ -59,7 +59,7 @@ def collect_signals() -> Iterator[list[int]]:
         if not caught:
             first = time.monotonic()
         elif time.monotonic() - first > 1:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
         caught.append(number)
 
     with handle_signals(note):

@@ -37,7 +37,10 @@ def log_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> "Figur
         return _points(journal, key) if _points(journal, key)[0] else _points(curve, other)
 
     speed = either("tokens_per_second", "tokens_per_second")
-    losses = {"training": either("loss", "train_loss"), "validation": _points(curve, "valid_loss")}
+    losses = {
+        "training": either("loss", "train_loss"),
+        "validation": either("valid_loss", "valid_loss"),
+    }
     panels = {
         "loss, nats per target token": losses,
         "learning rate": {"rate": _points(journal, "rate")},

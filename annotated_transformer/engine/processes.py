@@ -95,6 +95,10 @@ def process_group() -> Iterator[DistributedWorld]:
         yield DistributedWorld()
         return
     (rank, size, local), cuda = torchrun_ranks(), torch.cuda.is_available()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
+    if cuda and here > (count := torch.cuda.device_count()):
+        remedy = f"start torchrun with --nproc-per-node {count}"
+        raise UsageError(f"{here} processes for {count} GPUs: {remedy}")
     if cuda:
         torch.cuda.set_device(local)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

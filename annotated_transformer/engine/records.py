@@ -39,7 +39,7 @@ def make_record(
         "architecture": architecture_name(system.config),
         "model": asdict(system.config),
         "parameters": count_parameters(system.model),
-        "hardware": {**hardware(), "processes": processes},
+        "hardware": {**hardware(system), "processes": processes},
         "updates": state.updates,
         "tokens": state.tokens,
         "flops": state.flops or None,
@@ -79,9 +79,10 @@ def source_commit() -> str:
     return found.stdout.strip()
 
 
-def hardware() -> dict[str, Any]:
-    """Return the processor, the number of threads, and the GPU, if there is one."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+def hardware(system: System) -> dict[str, Any]:
+    """Return the processor, the number of threads, and the GPU, if the system is on one."""
+    device = next(system.model.parameters()).device
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     return {"processor": processor_name(), "threads": torch.get_num_threads(), "gpu": gpu}
 
 

@@ -103,6 +103,8 @@ class Trainer:
             opened = open_log(self.folder, self.options, state, main=main, progress=progress)
             with opened as log, collect_signals() as stop:
                 finished = state.out_of_patience(optim.patience) or self._updates(log, stop)
+            if finished and stop:  # it came at the end; the same command averages
+                self.stopped, finished = stop[0], False
             if finished and optim.average and main:
                 by_bleu = optim.best_metric == "bleu"
                 self.validator.average(self.folder, texts=self.texts if by_bleu else None)
@@ -123,12 +125,12 @@ class Trainer:
             self.updater.make_update(state, groups, batches)
             log.show(state)
             last = state.updates == optim.updates
-            if last or state.updates % run.log_every == 0:
-                log.write(state, **log_line(state.window, self.updater.peak))
-                state.window = Window()
             if last or state.is_due(optim.validate_every, ended=not left):
                 self.validate(log)
                 last = last or state.out_of_patience(optim.patience)
+            if last or state.updates % run.log_every == 0:
+                log.write(state, **log_line(state.window, self.updater.peak))
+                state.window = Window()
             if optim.average and (last or state.is_due(optim.average_every, ended=not left)):
                 self.files.snapshot(self.system, state.updates, optim.average)
             pauses = state.updates == goal
@@ -145,17 +147,15 @@ class Trainer:
 
     def save(self) -> None:
         """Write everything needed to resume; all processes must call this."""
-        checkpoint = self.updater.checkpoint(self.state)
-        self.files.save(self.system, self.updater.optimizer, checkpoint)
+        self.files.save(self.system, self.updater.optimizer, self.updater.checkpoint(self.state))
 
     def validate(self, log: RunLog) -> None:
         """Measure and log the validation loss, and BLEU; save the weights if they are the best."""
         found, bleu = self.validator.measure_all(self.updater.replica, self.system, self.texts)
         if self.state.validated(found, bleu, self.options.optim.best_metric):
             data = {"valid_loss": found.loss, "valid_bleu": bleu, "update": self.state.updates}
-            checkpoints.save_weights(
-                self.system, self.folder / checkpoints.WEIGHTS, write=self.world.main, **data
-            )
+            path, main = self.folder / checkpoints.WEIGHTS, self.world.main
+            checkpoints.save_weights(self.system, path, write=main, **data)
         log.write(self.state, valid_loss=found.loss, valid_bleu=bleu)
 
 
@@ -253,14 +253,14 @@ def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: int) -> None:
     """Raise UsageError if a folder's run was started with other options or another text.
 
-    The number of updates may change to any number from ``done`` up, because no update depends on
-    how many follow.
+    The number of updates may change to any number above ``done``, because no update depends on how
+    many follow; but what was measured and stored at an earlier end stays.
     """
     # An older version had fewer options and behaved like their present defaults.
     old, new = {**Options().described(), **before.get("options", {})}, now["options"]
     first = ("architecture", "corpus", "preset")  # these change the defaults of others
     for name in (*first, *sorted((old.keys() | new.keys()).difference(first))):
-        if name == "updates" and new[name] >= done:
+        if name == "updates" and new[name] > done:  # with as many, its end would be missing
             continue
         if old.get(name) != new.get(name):
             was, now_is = ("unset" if o.get(name) is None else o[name] for o in (old, new))

@@ -133,7 +133,7 @@ class Updater:
             torch.set_rng_state(random)
             self._failed(failed, state, groups)
         config, vocab, flops = self.system.config, len(self.system.tokenizers[1]), 0
-        if isinstance(config, ModelConfig):  # of another model they are unknown
+        if isinstance(config, ModelConfig) and made.tokens:  # of another model they are unknown
             lengths = self.pairs.lengths()[torch.cat(list(groups)).long()]
             flops = training_flops(config, vocab, *lengths.T.tolist())
         state.add(made, flops, rate)
@@ -147,6 +147,7 @@ class Updater:
             for k, batch in enumerate(map(self.pairs.batch, groups)):
                 tensors |= {f"batch.{k}.src": batch.src, f"batch.{k}.tgt": batch.target}
             data = {"lines": lines, "tokens": error.tokens, "scale": self.factor}
+            data |= {"products": torch.get_float32_matmul_precision()}
             save_tensors(path, tensors, data | {"options": self.options.described()})
         some = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
         place = f"update {state.updates + 1}, epoch {state.epoch + 1}, lines {some}"
@@ -177,8 +178,9 @@ class Updater:
 def replay_update(path: Path) -> tuple[float, float]:
     """Recompute an update from a run's folder ``non_finite``; return its loss and gradient norm.
 
-    The result is bit-exact for a single-process run on a CPU; a GPU's random state is that after
-    the update. A precision that this machine does not support becomes float32, with a warning.
+    The result is bit-exact for a single-process run on a CPU with as many threads, unless it was
+    compiled; a GPU's random state is that after the update. The precision of products is set to the
+    run's. One that this machine does not support becomes float32, with a warning.
 
     Raises:
         CheckpointError: It is damaged, or not in the folder of a run.
@@ -189,6 +191,7 @@ def replay_update(path: Path) -> tuple[float, float]:
     try:
         optim, scale = Options().replace(**data["options"]).optim, float(data["scale"])
         torch.set_rng_state(tensors["random.0"])
+        torch.set_float32_matmul_precision(data.get("products", "highest"))
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise checkpoints.damaged_error(path, error) from None
     try:

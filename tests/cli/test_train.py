@@ -1,6 +1,7 @@
 """``train``: what it leaves, and what it refuses."""
 
 import errno
+import importlib.util
 import json
 import os
 import re
@@ -86,6 +87,29 @@ def test_a_long_sentence_names_file_line_and_remedy(
     line = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"a\.de, line 3: \d+ tokens, .*--max-len.*--skip-long", line)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_test_set_that_is_too_long_is_refused_before_training(
+    texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """Although --skip-long leaves the line out of validation."""
+    valid = [write(tmp_path / name, ["kurz", "wort " * 300]) for name in ("a.de", "a.en")]
+    words = ["train", *SIZES.split(), *texts[:4], *valid, "--skip-long"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"files val, line 2: \d+ tokens, more than .* with a larger --max-len$", line)
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_a_folder_for_tensorboard_that_cannot_be_is_refused(
+    texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "file").write_text("")
+    words = [*SIZES.split(), *texts, "--tensorboard", str(tmp_path / "file")]
+    if importlib.util.find_spec("tensorboard") is None:
+        pytest.skip("needs tensorboard")
+    assert "--tensorboard" in (line := fails(capsys, "train", *words, "--out", tmp_path / "run"))
+    assert "is a file; choose a folder" in line
 
 
 def test_blank_lines_are_reported(texts: list[str], tmp_path: Path, capsys: Capture) -> None:

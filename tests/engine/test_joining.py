@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from annotated_transformer.engine.config import UsageError
 from annotated_transformer.engine.processes import process_group, rendezvous_store, torchrun_ranks
 from tests.processes import ONE_THREAD, Command, together, torchrun
 
@@ -66,6 +67,17 @@ def test_numbers_of_torchrun_that_cannot_be(
     with pytest.raises(ValueError, match=re.escape(told)) as error:
         torchrun_ranks()
     assert len(str(error.value)) < 120
+
+
+def test_more_processes_than_gpus_are_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for key, word in {**given, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(key, word)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    told = "2 processes for 1 GPUs: start torchrun with --nproc-per-node 1"
+    with pytest.raises(UsageError, match=told), process_group():
+        pass
 
 
 LONELY = """

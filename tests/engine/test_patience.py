@@ -72,6 +72,8 @@ def test_a_run_stops_where_patience_ends(tmp_path: Path, scripted: list[Trainer]
     assert load_tensors(tmp_path / "model.safetensors")[1]["update"] == 2 * EPOCH
     assert [int(path.stem) for path in list_snapshots(tmp_path)] == [18, 20]  # the last one, too
     assert (tmp_path / AVERAGED).exists()
+    log = [row for row in read_journal(tmp_path / "log.jsonl") if "loss" in row]
+    assert [row["update"] for row in log] == [5 * EPOCH]  # although no line was due before
     again = trained(tmp_path, options, scripted)  # the same command has nothing to do
     assert again.state.updates == 5 * EPOCH
     assert asdict(again.state)["curve"] == asdict(run.state)["curve"]
