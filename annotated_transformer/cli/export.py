@@ -8,12 +8,7 @@ from typing import Any
 
 from annotated_transformer.cli.options import Export, Search
 from annotated_transformer.cli.output import log
-from annotated_transformer.cli.systems import (
-    PRETRAINED,
-    open_pretrained,
-    open_system,
-    refuse_parser,
-)
+from annotated_transformer.cli.systems import PACKAGED, open_pretrained, open_system, refuse_parser
 from annotated_transformer.engine.checkpoints import damaged_error, load_run_object
 from annotated_transformer.engine.config import UsageError
 from annotated_transformer.interop.folders import check_out, lines_of_record
@@ -40,7 +35,7 @@ def run(command: Export) -> int:
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     search = Search(device="cpu")
     if folder is None:
-        system, by, record = open_pretrained(search)[0], PRETRAINED, None
+        system, by, record = open_pretrained(search)[0], PACKAGED, None
     else:
         system, used = open_system(folder, search)
         by, record = str(folder / used), load_record(folder, used)

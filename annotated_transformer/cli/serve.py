@@ -2,12 +2,7 @@
 
 from annotated_transformer.cli.options import Search, Serve
 from annotated_transformer.cli.output import log, print_result
-from annotated_transformer.cli.systems import (
-    PRETRAINED,
-    open_pretrained,
-    open_system,
-    refuse_parser,
-)
+from annotated_transformer.cli.systems import PACKAGED, open_pretrained, open_system, refuse_parser
 from annotated_transformer.serving.app import Service
 from annotated_transformer.serving.requests import Limits
 from annotated_transformer.serving.server import address_of_socket, listen, serve
@@ -24,7 +19,7 @@ def run(command: Serve) -> int:
         if folder is None:
             system, pretrained = open_pretrained(search)
             service = Service(system, limits, "The model of the book", pretrained)
-            by = PRETRAINED
+            by = PACKAGED
         else:
             system, used = open_system(folder, search)
             refuse_parser(system, folder)

@@ -26,26 +26,18 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from annotated_transformer.cli import train
+from annotated_transformer.cli import output, train
 from annotated_transformer.cli.main import error_message, raise_interrupt
 from annotated_transformer.cli.options import Sweep, Train
-from annotated_transformer.cli.output import (
-    NAME,
-    check_target,
-    command_line,
-    log,
-    print_error,
-    print_result,
-)
+from annotated_transformer.cli.output import log, print_result
 from annotated_transformer.cli.systems import ALPHA, BEAM, move_to_device
 from annotated_transformer.data.corpora import language_codes
 from annotated_transformer.data.files import load_object, lock_folder, write_atomically, write_json
 from annotated_transformer.data.prepared import Prepared
+from annotated_transformer.engine import parser
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
 from annotated_transformer.engine.config import Options, UsageError
 from annotated_transformer.engine.interruption import defer_signals, handle_signals
-from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
-from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.records import origin, processor_name, usable_cores
 from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
@@ -72,7 +64,7 @@ def run(command: Sweep) -> int:
     chosen = command.rows or tuple(grid.rows)
     folder = command.out or Path("runs") / grid.name
     path = command.record or folder / f"{grid.name}.json"
-    check_target("--record", path)
+    output.check_target("--record", path)
     here = describe_hardware(find_device(command.device))
 
     record = open_record(path, grid, here)
@@ -134,7 +126,7 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any]) -> dict[str, An
         UsageError: It is no record of these runs.
     """
     trees = any(is_parser(language_codes(each.data.pair)) for each in grid.rows.values())
-    beam, alpha = (TREE_BEAM, TREE_ALPHA) if trees else (BEAM, ALPHA)
+    beam, alpha = (parser.BEAM, parser.ALPHA) if trees else (BEAM, ALPHA)
     if path.exists():
         try:
             record = load_object(path)
@@ -146,7 +138,7 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any]) -> dict[str, An
             if as_json(before.get(row, options)) != as_json(options):
                 raise UsageError(f"--record {path}: row {row} has other options; name another file")
     else:
-        record = {"kind": "sweep", **origin(command_line()), "hardware": here,
+        record = {"kind": "sweep", **origin(output.command_line()), "hardware": here,
                   "search": {"beam": beam, "alpha": alpha}, "rows": {}}  # fmt: skip
     rows = {row: {"options": options, "runs": {}} for row, options in grid.described().items()}
     record["rows"] = {**rows, **record["rows"]}  # first the base, whichever row was run first
@@ -166,10 +158,8 @@ def add_run(
     for other, found in record["rows"].items():
         same = other in grid.rows and grid.rows[other].data == grid.rows[row].data
         if same and found.get("texts", texts) != texts:
-            raise SweepError(
-                f"row {row}, seed {seed} read other text than row {other} of the record; give back "
-                "the same text, or name another --record"
-            )
+            told = f"row {row}, seed {seed} read other text than row {other} of the record"
+            raise SweepError(f"{told}; give back the same text, or name another --record")
     record["rows"][row]["texts"] = texts
     run = {name: value for name, value in result.items() if name != "texts"}
     other = {} if known_hardware(record) == here else {"hardware": here}
@@ -305,7 +295,7 @@ def why_failed(process: BaseProcess, path: Path) -> str:
     if process.exitcode is not None and process.exitcode < 0:
         return f"ended by {signal.Signals(-process.exitcode).name}; its log is {path}"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return f"{''.join(lines[-1:]).removeprefix(f'{NAME}: ')} ({path})"
+    return f"{''.join(lines[-1:]).removeprefix(f'{output.NAME}: ')} ({path})"
 
 
 def train_worker(options: Options, folder: Path, threads: int) -> None:
@@ -329,7 +319,7 @@ def train_worker(options: Options, folder: Path, threads: int) -> None:
             raise SystemExit(130) from None
         except Exception as error:
             with contextlib.suppress(OSError):  # the disk may be full
-                print_error(error_message(error) or traceback.format_exc())
+                output.print_error(error_message(error) or traceback.format_exc())
             raise SystemExit(2) from None
 
 

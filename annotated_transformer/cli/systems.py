@@ -6,16 +6,9 @@ from pathlib import Path
 from annotated_transformer.cli.options import Search
 from annotated_transformer.data.corpora import CORPORA, ParallelText, load_corpus
 from annotated_transformer.data.prepared import Prepared
-from annotated_transformer.engine.checkpoints import (
-    AVERAGED,
-    BEST,
-    WEIGHTS,
-    best_weights,
-    load_system,
-)
+from annotated_transformer.engine import checkpoints, parser
+from annotated_transformer.engine.checkpoints import AVERAGED, BEST, WEIGHTS, load_system
 from annotated_transformer.engine.config import BUILT_IN, UsageError
-from annotated_transformer.engine.parser import ALPHA as TREE_ALPHA
-from annotated_transformer.engine.parser import BEAM as TREE_BEAM
 from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.system import System, join_systems
 from annotated_transformer.engine.treebanks import TREEBANKS, is_parser, load_treebank
@@ -27,7 +20,7 @@ from annotated_transformer.pretrained import Pretrained, load_pretrained
 TEST = {  # the split that is scored by default
     name: "test_2016_flickr" if name == "multi30k" else "test" for name in (*CORPORA, *TREEBANKS)
 }
-PRETRAINED = "the small model that comes with the package"
+PACKAGED = "the small model that comes with the package"
 BEAM, ALPHA = 4, 0.6  # the paper's search, unless trees are wanted
 
 
@@ -62,8 +55,8 @@ def check_mirror(corpus: str, mirror: Path | None) -> None:
 def beam_and_alpha(search: Search, system: System) -> tuple[int, float]:
     """Return the beam and alpha of a search: the paper's where none are given (§6.1, §6.3)."""
     trees = is_parser(system.languages)
-    usual = min(TREE_BEAM, len(system.tokenizers[1])) if trees else BEAM
-    other = TREE_ALPHA if trees else ALPHA
+    usual = min(parser.BEAM, len(system.tokenizers[1])) if trees else BEAM
+    other = parser.ALPHA if trees else ALPHA
     beam, alpha = search.beam, search.alpha
     return usual if beam is None else beam, other if alpha is None else alpha
 
@@ -82,7 +75,7 @@ def open_system(folder: Path, search: Search) -> tuple[System, str]:
     system = load_system(folder, weights=weights)
     at_most("--beam", search.beam, system)
     move_to_device(system, device, search.precision)
-    return system, best_weights(folder) if weights == BEST else weights
+    return system, checkpoints.best_weights(folder) if weights == BEST else weights
 
 
 def open_systems(

@@ -34,11 +34,7 @@ Pairs: TypeAlias = Iterable[tuple[str, str]]
 
 
 def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
-    """Open both sides of a parallel text, in the formats given by their names.
-
-    Args:
-        source: The file in the first language; for its name see ``text_format``.
-        target: The file in the second language.
+    """Open both sides of a parallel text, in the formats given by their names (``text_format``).
 
     Returns:
         For each side a name and its lines, as ``clean_pairs`` takes them. If lines are not
@@ -56,12 +52,9 @@ def stream_sides(source: str | Path, target: str | Path) -> tuple[Side, Side]:
 
 
 def drop_reason(source: str, target: str, options: Preparation | None = None) -> str:
-    """Return why a pair is unfit for training, or an empty string. The default limits are loose.
+    """Return why a pair is unfit for training, or an empty string.
 
-    Args:
-        source: A sentence.
-        target: Its translation.
-        options: Limits ``max_words`` and ``max_ratio``.
+    The limits are the options ``max_words`` and ``max_ratio``; by default they are loose.
     """
     options = options or Preparation()
     lengths = []
@@ -80,10 +73,8 @@ def drop_reason(source: str, target: str, options: Preparation | None = None) ->
 
 def pair_hashes(pairs: Pairs) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each pair."""
-    digests = [
-        hashlib.blake2b(f"{a}\n{b}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
-        for a, b in pairs
-    ]
+    lines = (f"{a}\n{b}".encode("utf-8", "surrogateescape") for a, b in pairs)
+    digests = [hashlib.blake2b(line, digest_size=8).digest() for line in lines]
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
@@ -195,10 +186,8 @@ def _blocks(source: Side, target: Side) -> Iterator[list[tuple[str, str]]]:
         if None in block[-1]:
             number += sum(None not in pair for pair in block)
             short, long = (source, target) if block[-1][0] is None else (target, source)
-            raise CorpusError(
-                f"{short[0]} ends after line {number}, but {long[0]} continues; "
-                "line n of one file must translate line n of the other"
-            )
+            told = f"{short[0]} ends after line {number}, but {long[0]} continues"
+            raise CorpusError(f"{told}; line n of one file must translate line n of the other")
         number += len(block)
         yield block
 

@@ -77,9 +77,8 @@ def language_codes(pair: str) -> tuple[str, str]:
     """
     match = PAIR.fullmatch(pair)
     if match is None or match[1].lower() == match[2].lower():
-        raise CorpusError(
-            f"--pair {pair!r}: give two different languages of two to eight letters, such as de-en"
-        )
+        remedy = "give two different languages of two to eight letters, such as de-en"
+        raise CorpusError(f"--pair {pair!r}: {remedy}")
     return match[1], match[2]
 
 
@@ -239,21 +238,18 @@ def read_parallel(
     """
     (first, names, digest), (second, other_names, other_digest) = map(read_side, (source, target))
     check_segments(source, target, names, other_names)
+    this, that = (f"{path}{line_note(path)}" for path in (source, target))
     if len(first) != len(second):
-        raise CorpusError(
-            f"{source}{line_note(source)} has {len(first)} lines and {target}{line_note(target)} "
-            f"has {len(second)}: line {min(len(first), len(second)) + 1} has no partner; "
-            "line n of one file must translate line n of the other"
-        )
+        told = f"{this} has {len(first)} lines and {that} has {len(second)}"
+        told += f": line {min(len(first), len(second)) + 1} has no partner"
+        raise CorpusError(f"{told}; line n of one file must translate line n of the other")
     pairs = list(zip(first, second, strict=True))
     blank: list[int] = []
     if drop_blank:
         blank = [n for n, pair in enumerate(pairs, 1) if not all(map(str.strip, pair))]
         pairs = [pair for pair in pairs if all(map(str.strip, pair))]
     if not pairs:
-        raise CorpusError(
-            f"{source}{line_note(source)}, line 1: every pair has a blank side; give another text"
-        )
+        raise CorpusError(f"{this}, line 1: every pair has a blank side; give another text")
     sides = tuple(one for one, _ in pairs), tuple(other for _, other in pairs)
     checksums = (Path(source).name, digest), (Path(target).name, other_digest)
     origin = f"{source} and {target}"
@@ -266,10 +262,8 @@ def check_segments(
     """Raise CorpusError if the names of two files' segments differ."""
     for n, (one, other) in enumerate(zip(names, others, strict=False), 1):
         if one != other:
-            raise CorpusError(
-                f"{target}: segment {n} is {other}, but in {source} it is {one}; "
-                "use files of the same test set"
-            )
+            told = f"segment {n} is {other}, but in {source} it is {one}"
+            raise CorpusError(f"{target}: {told}; use files of the same test set")
 
 
 # The known corpora: for each split its paths in a mirror, which may continue inside archives; and
@@ -318,9 +312,8 @@ def _check_names(name: str, pair: str, split: str) -> tuple[str, str]:
     source, _, target = pair.partition("-")
     known = ("de", "en") if name == "grammar" else ("de", "en", "fr", "cs")
     if source == target or not {source, target} <= set(known):
-        raise CorpusError(
-            f"{name}: no language pair {pair!r}; give two of {', '.join(known)}, such as de-en"
-        )
+        remedy = f"give two of {', '.join(known)}, such as de-en"
+        raise CorpusError(f"{name}: no language pair {pair!r}; {remedy}")
     return source, target
 
 
@@ -441,16 +434,13 @@ def text_of_lines(
     if isinstance(source, str) or isinstance(target, str):
         raise TypeError("source and target: give two lists of strings, not a string")
     if len(source) != len(target) or not source:
-        raise CorpusError(
-            f"{origin}: {len(source)} lines and {len(target)} translations; give as many of both"
-        )
+        told = f"{len(source)} lines and {len(target)} translations"
+        raise CorpusError(f"{origin}: {told}; give as many of both")
     for number, pair in enumerate(zip(source, target, strict=True), 1):
         if not all(map(str.strip, pair)):
             raise CorpusError(f"{origin}: pair {number} has a blank side; leave it out")
         if {"\n", "\r"} & set("".join(pair)):
             raise CorpusError(f"{origin}: pair {number} holds a line break; strip or split it")
-    checksums = tuple(
-        (f"{split}.{language}", digest_of_lines(side))
-        for language, side in zip(languages, (source, target), strict=True)
-    )
+    sides = zip(languages, (source, target), strict=True)
+    checksums = tuple((f"{split}.{language}", digest_of_lines(side)) for language, side in sides)
     return ParallelText(name, split, languages, tuple(source), tuple(target), origin, checksums)

@@ -166,10 +166,8 @@ def _check_plan(folder: Path, plan: Mapping[str, Any], log: Log) -> None:
         return
     differing = " and ".join(name for name in plan if before.get(name) != plan[name])
     if (folder / "prepared.json").exists():
-        raise CorpusError(
-            f"{folder}: has a corpus that was prepared with other {differing}; "
-            "choose another folder, or delete this one"
-        )
+        told = f"{folder}: has a corpus that was prepared with other {differing}"
+        raise CorpusError(f"{told}; choose another folder, or delete this one")
     log(f"{folder}: starting over with other {differing}")
     # Delete the list of complete files first, so that it is not trusted if we are killed here.
     (folder / "text" / "reports.json").unlink(missing_ok=True)

@@ -101,17 +101,14 @@ class Prepared:
             )
             tokenizer = data["tokenizer"]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CorpusError(
-                f"{path}: damaged, or from another version ({error}); {PREPARE_AGAIN}"
-            ) from None
+            told = f"{path}: damaged, or from another version ({error})"
+            raise CorpusError(f"{told}; {PREPARE_AGAIN}") from None
         path = self.folder / "tokenizer.json"
         with reading_errors(path):
             found = digest_of(path)
         if found != tokenizer:  # one of the same size would take the ids for other words
-            raise CorpusError(
-                f"{path}: is damaged, or not the tokenizer that the corpus was encoded with; "
-                f"restore that one, or {PREPARE_AGAIN}"
-            )
+            told = f"{path}: is damaged, or not the tokenizer that the corpus was encoded with"
+            raise CorpusError(f"{told}; restore that one, or {PREPARE_AGAIN}")
         self.tokenizer = load_tokenizer(path)
 
     @property

@@ -75,9 +75,8 @@ def reading_errors(name: str | Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise CorpusError(not_read(error, name, "give a text file")) from None
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise CorpusError(
-            f"{name}: damaged or cut short ({reason}); download the whole file again"
-        ) from None
+        told = f"{name}: damaged or cut short ({reason})"
+        raise CorpusError(f"{told}; download the whole file again") from None
 
 
 def open_packed(file: IO[bytes], name: str | Path, digest: Digest | None = None) -> IO[bytes]:
@@ -99,10 +98,8 @@ def open_packed(file: IO[bytes], name: str | Path, digest: Digest | None = None)
     if is_page(source.peek(512)):
         raise CorpusError(f"{name}: an HTML page, not the data; look at it, download it again")
     if head and unpack is None and (ending := PACKED_NAME.search(str(name))):
-        raise CorpusError(
-            f"{name}: not a {ending[1]} file; download it again, or remove the ending "
-            f"{ending[0]} if it is plain text"
-        )
+        remedy = f"download it again, or remove the ending {ending[0]} if it is plain text"
+        raise CorpusError(f"{name}: not a {ending[1]} file; {remedy}")
     return source
 
 
@@ -205,10 +202,8 @@ def _decode(row: bytes, place: str, errors: str) -> str:
     try:
         return row.decode("utf-8", errors)
     except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{place}: byte {error.start + 1} (0x{row[error.start]:02x}) is not valid UTF-8; "
-            "convert the text to UTF-8"
-        ) from None
+        told = f"{place}: byte {error.start + 1} (0x{row[error.start]:02x}) is not valid UTF-8"
+        raise CorpusError(f"{told}; convert the text to UTF-8") from None
 
 
 def read_lines(

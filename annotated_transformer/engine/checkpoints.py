@@ -241,9 +241,8 @@ def load_run_object(path: Path) -> dict[str, Any]:
 def check_fingerprint(system: System, header: Mapping[str, Any], path: str | Path) -> None:
     """Raise CheckpointError if a file was made with other tokenizers than the system's."""
     if header.get("tokenizers") != system.fingerprint:
-        raise CheckpointError(
-            f"{path}: was made with another tokenizer than its folder has; take both from one run"
-        )
+        told = f"{path}: was made with another tokenizer than its folder has"
+        raise CheckpointError(f"{told}; take both from one run")
 
 
 def best_weights(folder: str | Path) -> str:

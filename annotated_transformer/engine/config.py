@@ -243,9 +243,8 @@ def check_options(options: Options) -> None:
         shared = ("architecture", "layers", "dropout")  # that other architectures have, too
         for each in fields(model):
             if each.name not in shared and getattr(model, each.name) != getattr(usual, each.name):
-                raise UsageError(
-                    f"{option_flag(each.name)}: not for --architecture {model.architecture}"
-                )
+                flag = option_flag(each.name)
+                raise UsageError(f"{flag}: not for --architecture {model.architecture}")
         if options.run.compile:
             raise UsageError("--compile: works with the Transformer only; leave it out")
 
@@ -274,9 +273,7 @@ def check_group(group: Any) -> None:
 def check_sizes(sizes: Mapping[str, Any]) -> None:
     """Check sizes from a model's configuration against the limits of the options."""
     for kind in (DataOptions, ModelOptions):
-        names = {
-            each.name: {each.name, each.metadata.get("config", each.name)} for each in fields(kind)
-        }
+        names = {x.name: {x.name, x.metadata.get("config", x.name)} for x in fields(kind)}
         found = {name: sizes[key] for name, keys in names.items() for key in keys & sizes.keys()}
         check_group(kind(**found))
 
@@ -338,16 +335,14 @@ def load_recipe(recipe: str | Path) -> Options:
     if Path(recipe).suffix or not path.exists():
         path = Path(recipe)
     if not path.exists():
-        raise UsageError(
-            f"--recipe {recipe}: neither a file nor one of {', '.join(list_recipes())}"
-        )
+        known = ", ".join(list_recipes())
+        raise UsageError(f"--recipe {recipe}: neither a file nor one of {known}")
     data = read_json(path, f"--recipe {path}")
     data.pop("about", None)
     like = data.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in list_recipes()):
-        raise UsageError(
-            f"--recipe {recipe}: like {like!r} is not one of {', '.join(list_recipes())}"
-        )
+        known = ", ".join(list_recipes())
+        raise UsageError(f"--recipe {recipe}: like {like!r} is not one of {known}")
     start = Options() if like is None else load_recipe(like)
     try:
         groups = {each.name: vars(getattr(start, each.name)) for each in fields(start)}

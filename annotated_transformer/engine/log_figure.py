@@ -33,18 +33,14 @@ def log_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> "Figur
     """
     from annotated_transformer.figures import canvas, lines
 
-    def either(key: str, other: str) -> tuple[list[float], list[float]]:
-        return _points(journal, key) if _points(journal, key)[0] else _points(curve, other)
+    def either(key: str, other: str = "") -> tuple[list[float], list[float]]:
+        return _points(journal, key) if _points(journal, key)[0] else _points(curve, other or key)
 
-    speed = either("tokens_per_second", "tokens_per_second")
-    losses = {
-        "training": either("loss", "train_loss"),
-        "validation": either("valid_loss", "valid_loss"),
-    }
+    losses = {"training": either("loss", "train_loss"), "validation": either("valid_loss")}
     panels = {
         "loss, nats per target token": losses,
         "learning rate": {"rate": _points(journal, "rate")},
-        "target tokens per second": {"speed": speed},
+        "target tokens per second": {"speed": either("tokens_per_second")},
     }
     figure, axes = canvas(len(panels), size=(6.0, 7.0), sharex=True)
     for ax, (label, series) in zip(axes[:, 0], panels.items(), strict=True):

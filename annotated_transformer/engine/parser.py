@@ -17,26 +17,11 @@ from annotated_transformer.engine.treebanks import MARKS, safe_words, without_wo
 from annotated_transformer.fast.decoding import start_steps
 from annotated_transformer.fast.search import best_continuations
 from annotated_transformer.notation import EOS, UNK
-from annotated_transformer.results.parsing import (
-    BracketCounts,
-    Tree,
-    TreeConstraint,
-    Unfinished,
-    delinearize,
-    score_tree,
-    tags,
-    well_formed,
-    with_tags,
-)
+from annotated_transformer.results import parsing
+from annotated_transformer.results.parsing import Tree, Unfinished, delinearize, well_formed
+from annotated_transformer.translation import greedy
 from annotated_transformer.translation.beam_search import beam_search, check_search, stable_topk
-from annotated_transformer.translation.greedy import (
-    StartSteps,
-    Steps,
-    greedy_search,
-    output_limits,
-    rows_of,
-    rows_of_parents,
-)
+from annotated_transformer.translation.greedy import StartSteps, Steps
 
 DUE = -1  # the value of ``row`` while the newest word has no tag yet
 BEAM, ALPHA, EXTRA = 21, 0.3, 300  # the paper's search
@@ -51,7 +36,7 @@ class Parse:
     well_formed: bool  #: Whether that was a tree over as many words before any repair.
 
 
-class WordConstraint(TreeConstraint):
+class WordConstraint(parsing.TreeConstraint):
     """Which symbols make a tree in which each word of a given sentence stands before its tag."""
 
     def __init__(self, symbols: Sequence[str], eos: int, most: int = 8) -> None:
@@ -135,12 +120,12 @@ class ConstrainedSteps(Steps):
     def select(self, sentences: Tensor) -> None:
         """Keep the given sentences, in that order."""
         self.steps.select(sentences)
-        self._reorder(rows_of(sentences, self.beam))
+        self._reorder(greedy.rows_of(sentences, self.beam))
 
     def follow(self, parents: Tensor) -> None:
         """Go on from the hypotheses ``parents (sentences, beam)``."""
         self.steps.follow(parents)
-        self._reorder(rows_of_parents(parents))
+        self._reorder(greedy.rows_of_parents(parents))
 
 
 def continue_as_given(log_probs: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,24 +165,17 @@ def best_symbols(
     model, limit = system.model, system.config.max_len
     begin: StartSteps = start
     if constraint is not None:
-        limits = output_limits(model, sources, limit, extra)
+        limits = greedy.output_limits(model, sources, limit, extra)
 
         def begin(model: Any, src: Tensor, mask: Tensor, beam: int) -> Steps:
             steps = start(model, src, mask, beam)
             return ConstrainedSteps(steps, constraint, sources, limits, beam)
 
     if beam == 1:
-        return greedy_search(model, sources, limit, extra=extra, start=begin)
-    found = beam_search(
-        model,
-        sources,
-        beam=beam,
-        alpha=alpha,
-        max_len=limit,
-        extra=extra,
-        start=begin,
-        continuations=best_continuations if constraint is None else continue_as_given,
-    )
+        return greedy.greedy_search(model, sources, limit, extra=extra, start=begin)
+    options: dict[str, Any] = {"beam": beam, "alpha": alpha, "max_len": limit, "extra": extra}
+    options["continuations"] = best_continuations if constraint is None else continue_as_given
+    found = beam_search(model, sources, start=begin, **options)
     return [hypotheses[0].tokens for hypotheses in found]
 
 
@@ -302,9 +280,8 @@ def score_parser(
 ) -> dict[str, dict[str, Any]]:
     """Score a parser on a text, decoding freely and by constraint, see :func:`score_parses`."""
     sentences = [line.split() for line in text.source]
-    golds = [
-        delinearize(line.split(), words) for line, words in zip(text.target, sentences, strict=True)
-    ]
+    pairs = zip(text.target, sentences, strict=True)
+    golds = [delinearize(line.split(), words) for line, words in pairs]
     search: dict[str, Any] = {"beam": beam, "alpha": alpha}
     label, scores = f"{text.name} {text.split}", {}
     for name, only in (("free", False), ("constrained", True)):
@@ -327,13 +304,13 @@ def score_parses(golds: Sequence[Tree], parses: Sequence[Parse]) -> dict[str, An
         repair, and of right tags, in percent; and the brackets of every sentence: ``matched``,
         ``gold`` and ``test``, numbers with blanks between.
     """
-    rows, right, words = list[BracketCounts](), 0, 0
+    rows, right, words = list[parsing.BracketCounts](), 0, 0
     for gold, parse in zip(golds, parses, strict=True):
-        wanted = tags(gold)
-        rows.append(score_tree(gold, with_tags(parse.tree, wanted)))
-        right += sum(map(str.__eq__, wanted, tags(parse.tree)))
+        wanted = parsing.tags(gold)
+        rows.append(parsing.score_tree(gold, parsing.with_tags(parse.tree, wanted)))
+        right += sum(map(str.__eq__, wanted, parsing.tags(parse.tree)))
         words += len(wanted)
-    whole = sum(rows, BracketCounts())
+    whole = sum(rows, parsing.BracketCounts())
     counted = np.array([(counts.matched, counts.gold, counts.test) for counts in rows])
     low, high = f1_interval(counted)
     percent = {
@@ -346,13 +323,11 @@ def score_parses(golds: Sequence[Tree], parses: Sequence[Parse]) -> dict[str, An
         "well_formed": sum(parse.well_formed for parse in parses) / len(rows),
         "tags": right / words,
     }
+    columns = zip(("matched", "gold", "test"), counted.T.tolist(), strict=True)
     return {
         "sentences": len(rows),
         **{name: round(100 * value, 2) for name, value in percent.items()},
-        **{
-            name: " ".join(map(str, column))
-            for name, column in zip(("matched", "gold", "test"), counted.T.tolist(), strict=True)
-        },
+        **{name: " ".join(map(str, column)) for name, column in columns},
     }
 
 

@@ -244,9 +244,8 @@ def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
             raise checkpoints.damaged_error(folder / "config.json", f"max_len is {config.max_len}")
     model = fresh_model(tokenizers, config, options.optim.seed)
     if before is not None:
-        checkpoints.load_weights(
-            model, checkpoints.weights_of(before.model), str(options.optim.finetune_from)
-        )
+        weights, place = checkpoints.weights_of(before.model), str(options.optim.finetune_from)
+        checkpoints.load_weights(model, weights, place)
     return System(model, config, languages, tokenizers, described)
 
 
@@ -267,10 +266,8 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: 
             how = f"with {option_flag(name)} {was}, not {now_is}"
             if isinstance(now_is, bool):
                 how = f"{'without' if now_is else 'with'} {option_flag(name)}"
-            raise UsageError(
-                f"{folder}: its run was started {how}; give the same options to resume it, or "
-                "choose another folder with --out"
-            )
+            words = "give the same options to resume it, or choose another folder with --out"
+            raise UsageError(f"{folder}: its run was started {how}; {words}")
     known = {"valid": now.get("valid"), **before}  # an older version did not note it
     for name, what in KEPT.items():
         if known.get(name) != now.get(name):

@@ -79,10 +79,8 @@ def penn_trees(
     unpacked = Path(cache or cache_folder()) / "unpacked" / "treebank"
     folder = locate_file(archive / "treebank/combined/wsj_0001.mrg", unpacked).parent
     first, last = FILES[split]
-    names = (f"wsj_{number:04d}.mrg" for number in range(first, last + 1))
-    return [
-        tree for name in names for tree in clean_trees((folder / name).read_text("utf-8"), name)
-    ]
+    paths = (folder / f"wsj_{number:04d}.mrg" for number in range(first, last + 1))
+    return [tree for each in paths for tree in clean_trees(each.read_text("utf-8"), each.name)]
 
 
 def clean_trees(text: str, name: str) -> Iterator[parsing.Tree]:

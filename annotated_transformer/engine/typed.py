@@ -33,9 +33,7 @@ def convert_json(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return from_dict(kind, value)  # type: ignore[arg-type]
     if origin is dict and isinstance(value, Mapping):
-        return {
-            convert_json(args[0], key): convert_json(args[1], each) for key, each in value.items()
-        }
+        return {convert_json(args[0], k): convert_json(args[1], v) for k, v in value.items()}
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
         kinds = [args[0]] * len(value) if origin is list or args[1:] == (...,) else list(args)
         if len(kinds) == len(value):

@@ -25,11 +25,7 @@ from annotated_transformer.model.architecture import (
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.embeddings import Embeddings, LearnedPositions, PositionalEncoding
 from annotated_transformer.model.feed_forward import PositionwiseFeedForward
-from annotated_transformer.model.multi_head import (
-    MultiHeadedAttention,
-    split_heads,
-    subsequent_mask,
-)
+from annotated_transformer.model.multi_head import MultiHeadedAttention, split_heads
 
 KNOWN = {
     *(EncoderDecoder, Encoder, Decoder, EncoderLayer, DecoderLayer, SublayerConnection, LayerNorm),
@@ -234,7 +230,7 @@ class FastModel(nn.Module):
         """
         source, target = Rows(src_keep, *index[:1]), Rows(tgt_keep, *index[1:])
         see_source = src_keep.unsqueeze(1)  # (batch, 1, m)
-        see_past = subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)
+        see_past = multi_head.subsequent_mask(tgt.size(1), tgt.device) & tgt_keep.unsqueeze(1)
         memory = self.encode(src, PackedMask(see_source, source, source))
         x = embed_rows(self.tgt_embed, tgt, target)
         cross = PackedMask(see_source, target, source)

@@ -82,17 +82,15 @@ def export_ctranslate2(
         folders.save_tokenizers(system, folder, ends=False)
         use = USE if folders.has_sub_words(system) else USE_WORDS
         use = use.replace("MOST", str(min(256, config.max_len)))
-        (folder / "README.md").write_text(
-            folders.model_card(system, record, use, LOST), encoding="utf-8"
-        )
+        card = folders.model_card(system, record, use, LOST)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def model_spec(system: System, config: ModelConfig) -> Any:
     """Return CTranslate2's specification of a model, with its weights and vocabularies."""
     model: EncoderDecoder = system.model
-    spec = ctranslate2.specs.TransformerSpec.from_config(
-        (config.N, config.N), config.h, pre_norm=config.norm == "pre"
-    )
+    layers, pre = (config.N, config.N), config.norm == "pre"
+    spec = ctranslate2.specs.TransformerSpec.from_config(layers, config.h, pre_norm=pre)
     spec.config.add_source_eos = True
     spec.register_source_vocabulary(folders.token_strings(system.tokenizers[0]))
     spec.register_target_vocabulary(folders.token_strings(system.tokenizers[1]))
@@ -101,7 +99,7 @@ def model_spec(system: System, config: ModelConfig) -> Any:
     spec.decoder.embeddings.weight, spec.decoder.position_encodings.encodings = target
     _linear(spec.decoder.projection, model.generator.get_submodule("proj"))
     for stack, ours in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
-        if config.norm == "pre":
+        if pre:
             _norm(stack.layer_norm, cast(LayerNorm, ours.norm))
         for into, layer in zip(stack.layer, cast(Any, ours.layers), strict=True):
             _layer(into, layer)

@@ -20,12 +20,7 @@ from annotated_transformer.engine.checkpoints import AVERAGED, check_parts
 from annotated_transformer.engine.system import System
 from annotated_transformer.model.transformer import ModelConfig, count_parameters
 from annotated_transformer.notation import EOS, SPECIAL_TOKENS
-from annotated_transformer.translation.tokenizers import (
-    FIRST,
-    BPETokenizer,
-    Tokenizer,
-    WordTokenizer,
-)
+from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer, WordTokenizer
 
 MARK = "export.json"  # tells that a folder is an export of ours, and what is in it
 FORMAT = 1
@@ -45,10 +40,8 @@ def transformer_config(system: System, target: str) -> ModelConfig:
         ExportError: The system is of another architecture.
     """
     if not isinstance(system.config, ModelConfig):
-        raise ExportError(
-            f"--to {target}: has no layers of the kind {type(system.config).__name__}; "
-            "give a run of --architecture transformer"
-        )
+        told = f"--to {target}: has no layers of the kind {type(system.config).__name__}"
+        raise ExportError(f"{told}; give a run of --architecture transformer")
     check_parts(system)
     return system.config
 
@@ -119,10 +112,8 @@ def whole_folder(out: Path, **about: Any) -> Iterator[Path]:
         except Exception as error:  # libraries in Rust have exceptions of their own for these
             if "os error" not in str(error):
                 raise
-            reason = " ".join(str(error).split())
-            raise FileError(
-                f"{out}: cannot be written: {reason}; free some space, or choose another folder"
-            ) from None
+            told = f"{out}: cannot be written: {' '.join(str(error).split())}"
+            raise FileError(f"{told}; free some space, or choose another folder") from None
     finally:
         if old.exists() and not out.exists():
             old.rename(out)
@@ -148,10 +139,8 @@ def token_strings(tokenizer: Tokenizer) -> list[str]:
     strings = [*SPECIAL_TOKENS, *entries]
     if len(set(strings)) < len(strings):
         ((twice, _),) = Counter(strings).most_common(1)
-        raise ExportError(
-            f"the vocabulary has {twice!r} twice, and this target knows tokens by their text "
-            "alone; use --to onnx, or train with another --vocabulary"
-        )
+        told = f"the vocabulary has {twice!r} twice, and this target knows tokens by their text"
+        raise ExportError(f"{told} alone; use --to onnx, or train with another --vocabulary")
     return strings
 
 
@@ -174,7 +163,7 @@ def portable_tokenizer(tokenizer: BPETokenizer, *, ends: bool) -> Backend:
     special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     backend.add_special_tokens(special)
     backend.encode_special_tokens = True  # in a text, "</s>" is five characters
-    assert backend.get_vocab_size() == FIRST + len(tokenizer.entries)
+    assert backend.get_vocab_size() == len(tokenizer)
     return backend
 
 

@@ -97,15 +97,11 @@ def _config_of(data: Mapping[str, Any], path: Path) -> tuple[ModelConfig, tuple[
     fixed |= {f"decoder_{name}": data[f"encoder_{name}"] for name in same}
     for name, wanted in fixed.items():
         if data.get(name, wanted) != wanted:
-            raise FileError(
-                f"{path}: {name} is {data[name]!r}, and our model has only {wanted!r}; "
-                "choose a Marian checkpoint"
-            )
+            told = f"{path}: {name} is {data[name]!r}, and our model has only {wanted!r}"
+            raise FileError(f"{told}; choose a Marian checkpoint")
     if data["activation_function"] not in ACTIVATIONS:
-        raise FileError(
-            f"{path}: there is no activation {data['activation_function']!r} here; "
-            f"choose a checkpoint with one of {', '.join(ACTIVATIONS)}"
-        )
+        told = f"{path}: there is no activation {data['activation_function']!r} here"
+        raise FileError(f"{told}; choose a checkpoint with one of {', '.join(ACTIVATIONS)}")
     shared = data.get("share_encoder_decoder_embeddings", True)
     tied = data.get("tie_word_embeddings", True)
     config = ModelConfig(

@@ -96,11 +96,8 @@ class Pretrained:
         known = frozenset[str]().union(*self.words.values())
         found = WORD.findall(text)
         lowered = [word[0].lower() + word[1:] for word in found[:1]]
-        return [
-            word
-            for word, other in zip(found, [*lowered, *found[1:]], strict=True)
-            if word not in known and other not in known
-        ]
+        pairs = zip(found, [*lowered, *found[1:]], strict=True)
+        return [word for word, other in pairs if known.isdisjoint((word, other))]
 
     def trace(self, source: str, target: str) -> dict[str, Tensor]:
         """Run the model on a sentence pair, and return the output of every module by name."""

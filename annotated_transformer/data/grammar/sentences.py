@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from annotated_transformer.data.grammar.clauses import (
     COMMA,
@@ -86,11 +86,9 @@ def action_clause(writer: Writer, subject: Phrase, adverb: bool = True, tense: s
     place = NOTHING
     if shape == "motion" or (shape == "none" and writer.bernoulli(0.5)):
         place = write_place(writer, motion=shape == "motion")
+    options: dict[str, Any] = {"adverb": adverb, "negation": negation, "complement": place}
     verb = choose_verb(writer, shape)
-    clause = write_clause(
-        writer, subject, verb, *objects, tense=tense, adverb=adverb, negation=negation
-    )
-    return replace(clause, complement=place)
+    return write_clause(writer, subject, verb, *objects, tense=tense, **options)
 
 
 def _stated(clause: Clause) -> Sentence:
