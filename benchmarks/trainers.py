@@ -20,7 +20,7 @@ import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,9 +62,9 @@ def install() -> None:
         with tarfile.open(next(Path(folder).glob("fairseq-*.tar.gz"))) as archive:
             for member in archive:
                 below = member.name.partition("/")[2]
-                if below.startswith("fairseq/") and member.isfile():
-                    member.name = below
-                    archive.extract(member, FOLDER / "fairseq", filter="data")
+                if below.startswith("fairseq/") and ".." not in below and member.isfile():
+                    (path := FOLDER / "fairseq" / below).parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(cast(IO[bytes], archive.extractfile(member)).read())
 
 
 def use(folder: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_test_set_that_is_too_long_is_refused_before_training(
     words = ("--train-files", *files, "--valid-files", *long, "--out", str(tmp_path / "run"))
     assert main(["train", *SIZES.split(), *words, "--max-len", "32", "--skip-long"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "the test set, line 4: 18 words, too many for trees of at most 31 symbols" in line
+    assert "files val, line 4: 18 words, too many for trees of at most 31 symbols" in line
     assert line.endswith("split the line into sentences, or train with a larger --max-len")
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
