@@ -337,7 +337,7 @@ def result_of_run(options: Options, folder: Path) -> dict[str, Any]:
     system = load_system(folder)
     move_to_device(system, find_device(options.run.device))
     texts = train.load_texts(options.data, bar=False, warn=False)
-    test = train.test_text(options.data, texts, bar=False)
+    test = train.fitting(system, train.test_text(options.data, texts, bar=False))
     start = time.perf_counter()
     found = translate_lines(system, test.source, beam=BEAM, alpha=ALPHA)
     counts = all_counts(found, test.target, lowercase=system.lowercase)

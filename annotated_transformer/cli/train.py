@@ -2,6 +2,7 @@
 
 import contextlib
 import shlex
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from annotated_transformer.cli.output import (
 from annotated_transformer.cli.systems import TEST, beam_and_alpha, load_split, test_split
 from annotated_transformer.data.cleaning import corpus_warnings
 from annotated_transformer.data.corpora import ParallelText, language_codes, read_parallel
-from annotated_transformer.data.files import write_json
+from annotated_transformer.data.files import CorpusError, write_json
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine.checkpoints import AVERAGED, WEIGHTS, best_weights, load_system
 from annotated_transformer.engine.config import (
@@ -35,7 +36,7 @@ from annotated_transformer.engine.devices import describe_rate
 from annotated_transformer.engine.parser import EXTRA, check_lengths, score_parser
 from annotated_transformer.engine.processes import process_group
 from annotated_transformer.engine.records import make_record
-from annotated_transformer.engine.system import System, encode_lines, translate_lines
+from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import Texts
 from annotated_transformer.engine.trainer import Trainer, check_world
 from annotated_transformer.engine.treebanks import check_trees, is_parser
@@ -60,7 +61,8 @@ def run(command: Train) -> int:
             raise UsageError(f"--out {folder}: is also --finetune-from; choose another folder")
         products = prepare_cpu()
         trainer = Trainer(options, folder, texts, world)
-        world.main_first(lambda: check_test(trainer.system, test_text(options.data, texts, bar)))
+        if is_parser(trainer.system.languages):
+            world.main_first(lambda: check_trees_fit(trainer.system, options.data, texts))
         if world.main:
             log_plan(trainer, texts, products)
         finished = trainer.train(progress=bar)
@@ -199,13 +201,30 @@ def test_text(data: DataOptions, texts: Texts, bar: bool) -> ParallelText:
     return load_split(data.corpus, data.pair, TEST[data.corpus], mirror=data.mirror, bar=bar)
 
 
-def check_test(system: System, test: ParallelText) -> None:
+def check_trees_fit(parser: System, data: DataOptions, texts: Texts) -> None:
     """Raise CorpusError for a test sentence that is too long, before hours of training."""
-    name = f"{test.name} {test.split}"
-    if is_parser(system.languages):
-        check_lengths(system, [line.split() for line in test.source], name, EXTRA)
-    else:
-        encode_lines(system, test.source, name)
+    test = test_text(data, texts, bar=False)
+    sentences = [line.split() for line in test.source]
+    check_lengths(parser, sentences, f"{test.name} {test.split}", EXTRA)
+
+
+def fitting(system: System, test: ParallelText) -> ParallelText:
+    """Return the sentences of a test text that the model can take; log how many it cannot.
+
+    Raises:
+        CorpusError: It can take none.
+    """
+    limit, encode = system.config.max_len, system.tokenizers[0].encode
+    kept = [pair for pair in test if len(encode(pair[0])) < limit]
+    told = (
+        f"{test.name} {test.split}: {len(test) - len(kept)} of {len(test)} sentences are too long"
+    )
+    if not kept:
+        raise CorpusError(f"{told}; raise --max-len {limit}")
+    if len(kept) < len(test):
+        log(f"{told} for --max-len {limit}, and are not scored")
+    source, target = zip(*kept, strict=True)
+    return replace(test, source=source, target=target)
 
 
 def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:
@@ -215,7 +234,9 @@ def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:
     scored, freely and by constraint.
     """
     test, scores = test_text(trainer.options.data, texts, bar), {}
-    if is_parser(trainer.system.languages):
+    if not is_parser(trainer.system.languages):
+        test = fitting(trainer.system, test)
+    else:
         system = load_system(trainer.folder)
         system.model.to(trainer.updater.precision.device)
         beam, alpha = beam_and_alpha(Search(), system)

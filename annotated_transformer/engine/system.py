@@ -259,29 +259,6 @@ def text_of(system: System, tokens: Sequence[int]) -> str:
     return " ".join(system.tokenizers[1].decode(tokens).split())
 
 
-def encode_lines(
-    system: System, lines: Sequence[str], name: str, first: int = 1
-) -> list[list[int]]:
-    """Return the source tokens of each line, none for a blank one.
-
-    Raises:
-        CorpusError: A line is longer than the model's limit, or several lines.
-    """
-    if isinstance(lines, str):
-        raise TypeError("lines: give a list of strings, not one string")
-    limit = system.config.max_len - 1
-    ids = [system.tokenizers[0].encode(line) if line.strip() else [] for line in lines]
-    for number, tokens in enumerate(ids, first):
-        if len(tokens) > limit:
-            raise CorpusError(
-                f"{name}, line {number}: {len(tokens)} tokens, more than the {limit} that fit "
-                "the model; split the line into sentences, or train with a larger --max-len"
-            )
-        if "\n" in lines[number - first]:
-            raise CorpusError(f"{name}, line {number}: holds a line break; strip or split it")
-    return ids
-
-
 def decode_lines(
     system: System,
     lines: Sequence[str],
@@ -301,7 +278,18 @@ def decode_lines(
     Raises:
         CorpusError: A line is longer than the model's limit.
     """
-    limit, ids = system.config.max_len - 1, encode_lines(system, lines, name, first)
+    if isinstance(lines, str):
+        raise TypeError("lines: give a list of strings, not one string")
+    limit = system.config.max_len - 1
+    ids = [system.tokenizers[0].encode(line) if line.strip() else [] for line in lines]
+    for number, tokens in enumerate(ids, first):
+        if len(tokens) > limit:
+            raise CorpusError(
+                f"{name}, line {number}: {len(tokens)} tokens, more than the {limit} that fit "
+                "the model; split the line into sentences"
+            )
+        if "\n" in lines[number - first]:
+            raise CorpusError(f"{name}, line {number}: holds a line break; strip or split it")
     full = [i for i, tokens in enumerate(ids) if tokens]
     out = [blank] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]

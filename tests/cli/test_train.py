@@ -89,16 +89,17 @@ def test_a_long_sentence_names_file_line_and_remedy(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_test_set_that_is_too_long_is_refused_before_training(
+def test_sentences_that_are_too_long_are_not_scored(
     texts: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    """Although --skip-long leaves the line out of validation."""
+    """As --skip-long leaves them out of validation; before, the run could never be scored."""
     valid = [write(tmp_path / name, ["kurz", "wort " * 300]) for name in ("a.de", "a.en")]
     words = ["train", *SIZES.split(), *texts[:4], *valid, "--skip-long"]
-    assert main([*words, "--out", str(tmp_path / "run")]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"files val, line 2: \d+ tokens, more than .* with a larger --max-len$", line)
-    assert not (tmp_path / "run" / "log.jsonl").exists()
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    told = "files val: 1 of 2 sentences are too long for --max-len 128, and are not scored"
+    assert told in capsys.readouterr().err
+    record = json.loads((tmp_path / "run" / "record.json").read_bytes())
+    assert record["scores"]["val"]["sentences"] == 1
 
 
 def test_a_folder_for_tensorboard_that_cannot_be_is_refused(

@@ -6,6 +6,7 @@ import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli
@@ -57,7 +58,7 @@ def test_source_distribution_builds_and_has_no_test_that_cannot_run(
 ) -> None:
     with tarfile.open(built["build_sdist"]) as archive:
         names = archive.getnames()
-        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # not in 3.11.2
+        safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # not in 3.11.2
         archive.extractall(tmp_path, **safe)
     assert not [name for name in names if "/tests/" in name or name.endswith("/tests")]
     assert {"LICENSE", "README.md", "pyproject.toml"} <= {Path(name).name for name in names}
