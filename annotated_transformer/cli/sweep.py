@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -42,7 +42,7 @@ from annotated_transformer.engine.precision import find_device
 from annotated_transformer.engine.records import origin, processor_name, usable_cores
 from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
 from annotated_transformer.engine.system import model_config, translate_lines
-from annotated_transformer.engine.trainer import KEPT, Trainer
+from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.engine.treebanks import is_parser
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
@@ -65,33 +65,56 @@ def run(command: Sweep) -> int:
     folder = command.out or Path("runs") / grid.name
     path = command.record or folder / f"{grid.name}.json"
     output.check_target("--record", path)
-    here = describe_hardware(find_device(command.device))
-
-    record = open_record(path, grid, here)
+    here = describe_hardware(find_device(grid.rows[chosen[0]].run.device))
 
     def is_missing(row: str, seed: int) -> bool:
-        return str(seed) not in record["rows"][row]["runs"]
+        return str(seed) not in open_record(path, grid, here)["rows"][row]["runs"]
 
-    left = [one for one in grid.runs() if one[0] in chosen and is_missing(*one[:2])]
+    record = open_record(path, grid, here)
+    done = {row: found["runs"] for row, found in record["rows"].items()}
+    left = [one for one in grid.runs() if one[0] in chosen and str(one[1]) not in done[one[0]]]
     if left:
         jobs = min(command.jobs or usable_cores(), len(left))
-        done = sum(len(row["runs"]) for row in record["rows"].values())
-        log(f"{grid.name}: {len(chosen)} rows, {grid.seeds} seeds; {done} runs are in {path}")
-        log(f"{len(left)} runs to go, {jobs} at a time: {plan(record, grid, left, folder, jobs)}")
-        if command.plan:
-            return 0
-        results = results_as_completed(left, folder, jobs, is_missing, keep=command.keep)
-        silent = command.quiet or sys.stderr is None
-        with contextlib.closing(results), tqdm(total=len(left), unit="run", disable=silent) as bar:
-            for one in results:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with lock_folder(path.parent, wait=True):  # others may have added to the record
-                    record = open_record(path, grid, here) if path.exists() else record
-                    add_run(record, grid, here, *one)
-                    write_json(path, record)
-                bar.update()
-    show_table(record)
+        count = sum(map(len, done.values()))
+        log(f"{grid.name}: {len(chosen)} rows, {grid.seeds} seeds; {count} runs are in {path}")
+        with only_sweep(folder):
+            about = plan(record, grid, left, folder, jobs)
+            log(f"{len(left)} runs to go, {jobs} at a time: {about}")
+            if command.plan:
+                return 0
+            results = results_as_completed(left, folder, jobs, is_missing, keep=command.keep)
+            silent = command.quiet or sys.stderr is None
+            bar = tqdm(total=len(left), unit="run", disable=silent)
+            with contextlib.closing(results), bar:
+                for one in results:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with lock_folder(path.parent, wait=True):  # others may have added to the record
+                        record = open_record(path, grid, here) if path.exists() else record
+                        add_run(record, grid, here, *one)
+                        write_json(path, record)
+                    bar.update()
+    show_table(open_record(path, grid, here))
     return 0
+
+
+@contextlib.contextmanager
+def only_sweep(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of a folder.
+
+    Raises:
+        SweepError: Another one is there.
+    """
+    mark = folder / ".sweep"  # the folder itself is locked while the record is written
+    mark.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock_folder(mark, wait=False))
+        except BlockingIOError:
+            remedy = "wait until it ends, or give another --out; the --record may be the same"
+            raise SweepError(f"{folder}: another sweep works there; {remedy}") from None
+        yield
+        with contextlib.suppress(OSError):
+            mark.rmdir()
 
 
 def customize_grid(command: Sweep) -> Grid:
@@ -108,6 +131,8 @@ def customize_grid(command: Sweep) -> Grid:
                 options = train.prepared_options(options, corpus, grid.recipe)
             run_flops(options)
         except ValueError as error:
+            if command.rows and row not in command.rows:
+                continue
             raise UsageError(f"row {row}: {error}") from None
         rows[row] = options
     return replace(grid, rows=rows, seeds=command.seeds or grid.seeds)
@@ -131,17 +156,18 @@ def open_record(path: Path, grid: Grid, here: Mapping[str, Any]) -> dict[str, An
         try:
             record = load_object(path)
             usual = Options().described()  # of options that are younger than the record
-            before = {row: {**usual, **found["options"]} for row, found in record["rows"].items()}
+            known = {row: found for row, found in record["rows"].items() if found["runs"]}
+            before = {row: {**usual, **found["options"]} for row, found in known.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"--record {path}: is no record of a sweep; name another") from None
         for row, options in grid.described().items():
             if as_json(before.get(row, options)) != as_json(options):
                 raise UsageError(f"--record {path}: row {row} has other options; name another file")
     else:
-        record = {"kind": "sweep", **origin(output.command_line()), "hardware": here,
+        known, record = {}, {"kind": "sweep", **origin(output.command_line()), "hardware": here,
                   "search": {"beam": beam, "alpha": alpha}, "rows": {}}  # fmt: skip
     rows = {row: {"options": options, "runs": {}} for row, options in grid.described().items()}
-    record["rows"] = {**rows, **record["rows"]}  # first the base, whichever row was run first
+    record["rows"] = {**rows, **known}  # first the base, whichever row was run first
     return record
 
 
@@ -205,8 +231,10 @@ def plan(
     if probed:
         threads = torch.get_num_threads()
         torch.set_num_threads(max(1, usable_cores() // jobs))
-        pace = [probe(*left[0], folder) / run_flops(left[0][2])]
-        torch.set_num_threads(threads)
+        try:
+            pace = [probe(*left[0], folder) / run_flops(left[0][2])]
+        finally:
+            torch.set_num_threads(threads)
         jobs = 1 if here["gpu"] else jobs  # they will share it
     seconds = fmean(pace) * sum(run_flops(each) for _, _, each in left) / jobs
     return f"about {timedelta(seconds=round(seconds))}{' without the scoring' * probed}"
@@ -239,7 +267,7 @@ def results_as_completed(
 ) -> Generator[tuple[str, int, dict[str, Any]]]:  # fmt: skip
     """Train and score, ``jobs`` at a time; go through the results as they come.
 
-    What another sweep is training, or has recorded meanwhile, is left out.
+    What another sweep has recorded meanwhile is left out.
 
     Raises:
         SweepError: A run failed. The others are stopped, with all saved.
@@ -254,16 +282,16 @@ def results_as_completed(
         while waiting or running:
             while waiting and len(running) < jobs:
                 row, seed, options = waiting.pop()
+                if not is_missing(row, seed):
+                    log(f"row {row}, seed {seed}: another sweep has recorded it")
+                    continue
                 place = folder / f"{row}-{seed}"
                 place.mkdir(parents=True, exist_ok=True)
-                if is_locked(place) or not is_missing(row, seed):
-                    log(f"row {row}, seed {seed}: another sweep trains it")
-                    continue
                 begun = context.Process(target=train_worker, args=(options, place, threads))
                 with defer_signals():  # one that is half started would tell of it
                     begun.start()
                     running[begun.sentinel] = (begun, row, seed, place)
-            for sentinel in wait(list(running)):
+            for sentinel in wait(list(running)) if running else ():
                 process, row, seed, place = running.pop(sentinel)
                 process.join()
                 if process.exitcode or not (place / RESULT).exists():
@@ -279,15 +307,6 @@ def results_as_completed(
             other.terminate()  # a run saves what it has
         for other, *_ in running.values():
             other.join()
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether another process trains in this folder."""
-    try:
-        with lock_folder(folder, wait=False):
-            return False
-    except BlockingIOError:
-        return True
 
 
 def why_failed(process: BaseProcess, path: Path) -> str:
@@ -329,7 +348,7 @@ def result_of_run(options: Options, folder: Path) -> dict[str, Any]:
     valid = load_tensors(folder / best_weights(folder), verify=False)[1]["valid_loss"]
     kept = {name: record[name] for name in ("commit", "parameters", "updates", "seconds", "flops")}
     training = load_object(folder / "config.json")["training"]
-    kept["texts"] = {name: training[name] for name in KEPT if name in training}
+    kept["texts"] = {name: training.get(name) for name in ("checksums", "valid")}
     if is_parser(language_codes(options.data.pair)):  # scored when it was trained
         ((test, scores),) = record["scores"].items()
         seconds = sum(found["seconds"] for found in scores.values())
@@ -345,6 +364,7 @@ def result_of_run(options: Options, folder: Path) -> dict[str, Any]:
         **kept,
         "search_seconds": round(time.perf_counter() - start, 3),
         "loss": valid,
+        "sentences": len(test),
         "bleu": round(float(bleu_of_counts(counts.sum(0))), 2),
         "counts": encode_bleu_counts(counts),
     }
@@ -384,6 +404,9 @@ def main_score(result: Mapping[str, Any]) -> tuple[str, float]:
 
 def score_difference(base: Mapping[str, Any], runs: Mapping[str, Any], seeds: list[str]) -> str:
     """Return the mean difference in BLEU or F1 over paired seeds, with its 95 % interval."""
+    sizes = {run[seed].get("sentences") for run in (base, runs) for seed in seeds}
+    if len(sizes - {None}) > 1:  # without those that are too long for a model
+        return "scored on other sentences"
     found = [main_score(runs[seed])[1] - main_score(base[seed])[1] for seed in seeds]
     if len(found) < 2:
         return ""

@@ -40,6 +40,7 @@ from annotated_transformer.engine.system import System, translate_lines
 from annotated_transformer.engine.texts import Texts
 from annotated_transformer.engine.trainer import Trainer, check_world
 from annotated_transformer.engine.treebanks import check_trees, is_parser
+from annotated_transformer.engine.validator import fitting_pairs
 from annotated_transformer.fast.products import Products, prepare_cpu
 from annotated_transformer.model.transformer import count_parameters
 from annotated_transformer.translation.evaluation import score
@@ -214,8 +215,7 @@ def fitting(system: System, test: ParallelText) -> ParallelText:
     Raises:
         CorpusError: It can take none.
     """
-    limit, encode = system.config.max_len, system.tokenizers[0].encode
-    kept = [pair for pair in test if len(encode(pair[0])) < limit]
+    limit, kept = system.config.max_len, fitting_pairs(system, test)
     told = (
         f"{test.name} {test.split}: {len(test) - len(kept)} of {len(test)} sentences are too long"
     )
@@ -234,13 +234,12 @@ def score_run(trainer: Trainer, texts: Texts, bar: bool) -> dict[str, Any]:
     scored, freely and by constraint.
     """
     test, scores = test_text(trainer.options.data, texts, bar), {}
-    if not is_parser(trainer.system.languages):
-        test = fitting(trainer.system, test)
-    else:
+    if is_parser(trainer.system.languages):
         system = load_system(trainer.folder)
         system.model.to(trainer.updater.precision.device)
         beam, alpha = beam_and_alpha(Search(), system)
         return {test.split: score_parser(system, test, beam=beam, alpha=alpha, progress=bar)}
+    test = fitting(trainer.system, test)
     weights = {test.split: WEIGHTS}
     if trainer.options.optim.average:
         weights[f"{test.split}, averaged"] = AVERAGED

@@ -1,5 +1,6 @@
 """The log of a run as a figure."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,12 @@ def log_figure(journal: Rows, curve: Rows = (), name: str | Path = "") -> "Figur
     def either(key: str, other: str = "") -> tuple[list[float], list[float]]:
         return _points(journal, key) if _points(journal, key)[0] else _points(curve, other or key)
 
-    losses = {"training": either("loss", "train_loss"), "validation": either("valid_loss")}
+    points = [zip(*_points(rows, "valid_loss"), strict=True) for rows in (curve, journal)]
+    valid = sorted(dict(itertools.chain(*points)).items())  # a journal may have begun anew
+    losses = {
+        "training": either("loss", "train_loss"),
+        "validation": ([x for x, _ in valid], [y for _, y in valid]),
+    }
     panels = {
         "loss, nats per target token": losses,
         "learning rate": {"rate": _points(journal, "rate")},

@@ -84,21 +84,28 @@ def warn_if_slow(message: str) -> Iterator[None]:
             timer.cancel()
 
 
+class ProcessError(ValueError):
+    """The processes of this machine cannot work; its first one says why in one line."""
+
+
 @contextlib.contextmanager
 def process_group() -> Iterator[DistributedWorld]:
     """Join the processes that torchrun started; without torchrun, yield a world of one.
 
     Raises:
         UsageError: torchrun's variables are incomplete or invalid.
+        ProcessError: There are more processes than GPUs.
     """
     if "RANK" not in os.environ:
         yield DistributedWorld()
         return
     (rank, size, local), cuda = torchrun_ranks(), torch.cuda.is_available()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
-    if cuda and here > (count := torch.cuda.device_count()):
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if cuda and here.isdigit() and int(here) > (count := torch.cuda.device_count()):
+        if local:  # the first process of this machine tells
+            raise SystemExit(2)
         remedy = f"start torchrun with --nproc-per-node {count}"
-        raise UsageError(f"{here} processes for {count} GPUs: {remedy}")
+        raise ProcessError(f"{here} processes for {count} GPUs: {remedy}")
     if cuda:
         torch.cuda.set_device(local)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

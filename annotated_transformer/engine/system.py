@@ -216,9 +216,9 @@ def n_best_lines(
 ) -> list[list[Translation]]:
     """Translate lines like :func:`translate_lines`, and return several translations with scores.
 
-    The beam is at least ``n_best``. With ``sampling``, each translation is drawn, in place of the
-    search: ``beam`` and ``alpha`` are not used, and what is drawn for a line depends on its number,
-    counted from ``first``, and the seed, not on the other lines.
+    The beam must be at least ``n_best``. With ``sampling``, each translation is drawn, in place of
+    the search: ``beam`` and ``alpha`` are not used, and what is drawn for a line depends on its
+    number, counted from ``first``, and the seed, not on the other lines.
 
     Returns:
         For each line at most ``n_best`` translations, the best first; none for a blank line.

@@ -162,10 +162,9 @@ def check_trees(text: ParallelText) -> ParallelText:
     target = []
     for number, (source, line) in zip(text.line_numbers(), text, strict=True):
         if (symbols := own_symbols(line, source.split())) is None:
-            raise CorpusError(
-                f"{text.checksums[1][0]}, line {number}: is no tree over the words of "
-                f"{shorten(source, 60)!r}; give Penn brackets, or symbols as (S (NP PRP )NP ... )S"
-            )
+            place = f"{text.checksums[1][0]}{text.line_note(1)}, line {number}"
+            told = f"{place}: is no tree over the words of {shorten(source, 60)!r}"
+            raise CorpusError(f"{told}; give Penn brackets, or symbols as (S (NP PRP )NP ... )S")
         target.append(" ".join(symbols))
     return replace(text, target=tuple(target))
 

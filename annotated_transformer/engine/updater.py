@@ -180,7 +180,7 @@ def replay_update(path: Path) -> tuple[float, float]:
 
     The result is bit-exact for a single-process run on a CPU with as many threads, unless it was
     compiled; a GPU's random state is that after the update. The precision of products is set to the
-    run's. One that this machine does not support becomes float32, with a warning.
+    run's. A ``--precision`` that this machine does not support becomes float32, with a warning.
 
     Raises:
         CheckpointError: It is damaged, or not in the folder of a run.

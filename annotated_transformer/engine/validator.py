@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from annotated_transformer.data.corpora import ParallelText
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.data.shards import TokenPairs
 from annotated_transformer.engine.checkpoints import AVERAGED, average_system, load_tensors
@@ -83,14 +84,19 @@ class Validator:
         return float(load_tensors(folder / AVERAGED, verify=False)[1]["valid_loss"])
 
 
+def fitting_pairs(system: System, text: ParallelText) -> list[tuple[str, str]]:
+    """Return the pairs of a text whose source the model can take."""
+    limit, encode = system.config.max_len, system.tokenizers[0].encode
+    return [pair for pair in text if len(encode(pair[0])) < limit]
+
+
 def bleu_of(system: System, texts: Texts) -> float:
     """Return BLEU of a system's greedy translation of the validation text.
 
     Random states do not change. Sentences that are too long for the model are left out.
     """
     text = texts.text("val") if isinstance(texts, Prepared) else texts[1]
-    limit, encode = system.config.max_len, system.tokenizers[0].encode
-    pairs = [pair for pair in text if len(encode(pair[0])) < limit]
+    pairs = fitting_pairs(system, text)
     system.model.eval()  # the next update sets it to training again
     found = translate_lines(system, [source for source, _ in pairs])
     targets = [target for _, target in pairs]

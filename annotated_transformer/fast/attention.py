@@ -35,14 +35,7 @@ def fused_attention(
 ) -> Tensor:
     """Compute ``attention(query, key, value, mask)[0]`` with the faster kernel for this size.
 
-    Args:
-        query: Shape ``(batch, heads, n, d_k)``.
-        key: Shape ``(batch, heads, m, d_k)``.
-        value: Shape ``(batch, heads, m, d_v)``.
-        mask: Boolean, broadcasts to ``(batch, heads, n, m)``; true = may attend.
-
-    Returns:
-        The weighted values ``(batch, heads, n, d_v)``.
+    Each is ``(batch, heads, positions, d)``, and the mask is boolean.
     """
     if plain_is_faster(query, key):
         return attention(query, key, value, mask)[0]

@@ -16,13 +16,6 @@ def best_continuations(logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tenso
     """Compute ``translation.beam_search.best_continuations`` without sorting all logits.
 
     Only the chunks with the largest maxima can hold one of the best, so only these are searched.
-
-    Args:
-        logits: Logits of the next token ``(sentences, beam, vocab)``.
-        log_probs: Of the hypotheses ``(sentences, beam)``, float64; minus infinity for none.
-
-    Returns:
-        Log-probability, hypothesis and token, each ``(sentences, beam)``, best first.
     """
     _, width, size = logits.shape
     tops = chunk_maxima(logits)  # (sentences, beam, chunks)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -52,8 +53,8 @@ class Protocol(H11Protocol):
     """HTTP for clients that go on within ``IDLE`` seconds.
 
     They send the whole head of a request in this time, and the rest of a body that was answered
-    before it came; they read so much of a long answer that it goes on. Uvicorn itself waits for
-    as long as the client likes.
+    before it came; they read some of a long answer. Uvicorn itself waits for as long as the client
+    likes.
     """
 
     watch: asyncio.TimerHandle | None = None
@@ -82,7 +83,7 @@ class Protocol(H11Protocol):
     def pause_writing(self) -> None:
         """Start the time for reading."""
         super().pause_writing()
-        self.stuck = self.loop.call_later(IDLE, self.transport.abort)
+        self.expect_reading()
 
     def resume_writing(self) -> None:
         """End it."""
@@ -93,7 +94,15 @@ class Protocol(H11Protocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection, also for a client that leaves the end of an answer unread."""
         super().timeout_keep_alive_handler()
-        self.loop.call_later(IDLE, self.transport.abort)
+        self.expect_reading()
+
+    def expect_reading(self, before: float = math.inf) -> None:
+        """Disconnect a client that has read nothing since the last time."""
+        left = self.transport.get_write_buffer_size()
+        if left >= before:
+            self.transport.abort()
+        elif left:
+            self.stuck = self.loop.call_later(IDLE, self.expect_reading, left)
 
 
 class Server(uvicorn.Server):

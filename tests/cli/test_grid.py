@@ -131,8 +131,6 @@ def test_a_sweep_trains_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFi
     assert again["mark"] == 1  # what was there has stayed
     assert again["rows"]["base"] == record["rows"]["base"]
     assert list(again["rows"]["A1"]["runs"]) == ["0", "1"]
-    own = json.loads((out / "A1-1" / "record.json").read_bytes())
-    assert again["rows"]["A1"]["runs"]["1"]["commit"] == own["commit"]
 
     other = json.loads(grid.read_bytes())
     other["rows"]["A1"]["heads"] = 4
@@ -181,13 +179,18 @@ def test_two_sweeps_may_share_a_record(
 ) -> None:
     """While the first one trains its row, another one trains the other row."""
     (out := tmp_path / "runs").mkdir()
-    words = (write_grid(tmp_path), "--out", out, "--quiet", "--seeds", 1, "--rows")
+    record, own = out / "both.json", ("--record", out / "both.json", "--quiet", "--seeds", 1)
+    grid = write_grid(tmp_path)
+    words, others = ((grid, *own, "--out", out / name, "--rows") for name in "12")
     result = {"parameters": 1, "loss": 1.0, "bleu": 1.0, "texts": {}}
 
     def trained(left: list[tuple[str, int, Any]], *_: Any, keep: bool) -> Iterator[Any]:
         ((row, seed, _),) = left
         if row == "base":
-            assert told(capsys, *words, "A1")[0] == 0
+            assert told(capsys, *others, "A1")[0] == 0
+            failed, *texts = told(capsys, *words, "base")
+            assert failed == 2
+            assert "another sweep works there; wait until it ends, or give another" in texts[1]
         yield row, seed, result
 
     locked: list[Path] = []
@@ -201,8 +204,8 @@ def test_two_sweeps_may_share_a_record(
     monkeypatch.setattr(sweep, "plan", lambda *_: "")
     status, table, _ = told(capsys, *words, "base")
     assert status == 0
-    assert locked == [out, out]  # where the record is, whatever --out is
-    rows = json.loads((out / "small.json").read_bytes())["rows"]
+    assert [place for place in locked if place.name != ".sweep"] == [out, out]  # of the record
+    rows = json.loads(record.read_bytes())["rows"]
     assert {row: list(found["runs"]) for row, found in rows.items()} == {"base": ["0"], "A1": ["0"]}
     assert re.search(r"^A1 ", table, re.MULTILINE)
 
@@ -221,22 +224,40 @@ def test_the_base_is_the_grids_first_row(
     assert not re.search(r"^base .*\(", table, re.MULTILINE)
 
 
-def test_what_another_sweep_trains_is_left_to_it(
+def test_what_another_sweep_has_recorded_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is the last that was to be done."""
+    grid, runs = write_grid(tmp_path, seeds=1), tmp_path / "runs"
+    runs.mkdir()
+    run = {"seconds": 1.0, "search_seconds": 1.0, "parameters": 1, "loss": 1.0, "bleu": 1.0}
+    rows = {row: {"options": o, "runs": {}} for row, o in load_grid(grid).described().items()}
+    record: dict[str, Any] = {"hardware": sweep.describe_hardware("cpu"), "rows": rows}
+
+    def plan(*_: object) -> str:
+        """Meanwhile, the other one records all."""
+        for found in rows.values():
+            found["runs"] = {"0": run}
+        (runs / "small.json").write_text(json.dumps(record), encoding="utf-8")
+        return ""
+
+    monkeypatch.setattr(sweep, "plan", plan)
+    status, table, said = told(capsys, grid, "--out", runs, "--quiet", "--jobs", 1)
+    assert status == 0, said
+    assert said.count("another sweep has recorded it") == 2
+    assert re.search(r"^A1 ", table, re.MULTILINE)
+    assert [path.name for path in runs.iterdir()] == ["small.json"]
+
+
+def test_a_row_that_was_never_run_may_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grid, runs = write_grid(tmp_path), tmp_path / "runs"
-    (runs / "base-0").mkdir(parents=True)
-    run = {"seconds": 1.0, "search_seconds": 1.0, "parameters": 1, "loss": 1.0, "bleu": 1.0}
-    rows = {"A1": {"options": load_grid(grid).described()["A1"], "runs": {"0": run}}}
-    record = {"hardware": sweep.describe_hardware("cpu"), "rows": rows}
-    (runs / "small.json").write_text(json.dumps(record), encoding="utf-8")
-    with lock_folder(runs / "base-0", wait=False):
-        words = (grid, "--out", runs, "--quiet", "--jobs", 1, "--rows", "base")
-        status, _, said = told(capsys, *words)
-    assert status == 0, said
-    assert "row base, seed 0: another sweep trains it" in said
-    rows = json.loads((runs / "small.json").read_bytes())["rows"]
-    assert {row: list(found["runs"]) for row, found in rows.items()} == {"base": ["1"], "A1": ["0"]}
+    words = ("--out", tmp_path / "runs", "--quiet", "--seeds", 1)
+    odd = write_grid(tmp_path, rows={"base": {}, "A1": {"heads": 3}})  # no model can be built
+    assert told(capsys, odd, *words, "--rows", "base")[0] == 0
+    status, table, _ = told(capsys, write_grid(tmp_path), *words)
+    assert status == 0
+    assert re.search(r"^A1 ", table, re.MULTILINE)
 
 
 def test_runs_on_other_text_are_not_compared(
@@ -255,7 +276,7 @@ def test_runs_on_other_text_are_not_compared(
     assert (out / "small.json").read_bytes() == before
     status, _, said = told(capsys, *words, "--record", tmp_path / "new.json")
     assert status == 2
-    assert "row base, seed 0 failed" in said or "row base, seed 0:" in said
+    assert "row base, seed 0: " in said
     assert "its run was started with another text" in said
     only = ("--rows", "A1", "--record", tmp_path / "new.json")
     assert told(capsys, *words, *only)[0] == 0  # nothing was lost
@@ -431,4 +452,8 @@ def test_differences_are_paired() -> None:
     reach = 4.302653 * deviation / 3**0.5  # Student's t for two degrees of freedom
     assert told == f"{mean:+.2f} BLEU ({mean - reach:+.2f} to {mean + reach:+.2f})"
     assert score_difference(base, runs, ["0"]) == ""
+    fewer: Any = {seed: {**run, "sentences": 9} for seed, run in runs.items()}
+    assert score_difference(base, fewer, ["0", "1", "2"]) == told  # an older one did not say
+    whole: Any = {seed: {**run, "sentences": 10} for seed, run in base.items()}
+    assert score_difference(whole, fewer, ["0", "1", "2"]) == "scored on other sentences"
     assert issubclass(SweepError, ValueError)

@@ -15,8 +15,12 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from annotated_transformer.engine.config import UsageError
-from annotated_transformer.engine.processes import process_group, rendezvous_store, torchrun_ranks
+from annotated_transformer.engine.processes import (
+    ProcessError,
+    process_group,
+    rendezvous_store,
+    torchrun_ranks,
+)
 from tests.processes import ONE_THREAD, Command, together, torchrun
 
 
@@ -76,7 +80,10 @@ def test_more_processes_than_gpus_are_refused_by_all(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     told = "2 processes for 1 GPUs: start torchrun with --nproc-per-node 1"
-    with pytest.raises(UsageError, match=told), process_group():
+    with pytest.raises(ProcessError, match=told), process_group():
+        pass
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit), process_group():
         pass
 
 

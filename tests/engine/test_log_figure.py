@@ -47,7 +47,10 @@ def test_the_figure_shows_what_was_logged(tmp_path: Path) -> None:
     assert list(panels) == [LOSS, RATE, SPEED]
     assert panels[LOSS]["validation"] == ([15, 30], [4.1, 3.5])
     live = [*LOG, {"update": 40, "valid_loss": 3.25}]  # after the last checkpoint
-    assert drawn(log_figure(live, CURVE))[LOSS]["validation"] == ([40], [3.25])
+    assert drawn(log_figure(live, CURVE))[LOSS]["validation"] == (
+        [15, 30, 40],
+        [4.1, 3.5, 3.25],
+    )
     updates, losses = panels[LOSS]["training"]
     assert updates == [10, 20, 30]
     assert (losses[0], losses[2]) == (4.0, 3.0)

@@ -335,7 +335,7 @@ def test_who_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> Non
         client.connect(("127.0.0.1", server.port))
         client.sendall(b"GET /static/widget.js HTTP/1.1\r\nhost: a\r\n\r\n" * 400)
         connections = server.server.server_state.connections
-        until(lambda: bool(connections))
+        until(lambda: server.server.server_state.total_requests)
         until(lambda: not connections)
         assert server.ask("/health")[0] == 200
 
