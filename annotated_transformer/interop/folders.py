@@ -24,7 +24,7 @@ from annotated_transformer.translation.tokenizers import BPETokenizer, Tokenizer
 
 MARK = "export.json"  # tells that a folder is an export of ours, and what is in it
 FORMAT = 1
-LETTERS = " A few letters, such as the Greek final sigma, are lower-cased differently."
+LETTERS = " Few letters, as the final sigma, are lower-cased differently."  #: On some cards.
 JOINED = "￭"  # before a word that is glued to the one before it
 
 
