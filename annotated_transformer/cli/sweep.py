@@ -32,7 +32,7 @@ from annotated_transformer.cli.options import Sweep, Train
 from annotated_transformer.cli.output import log, print_result
 from annotated_transformer.cli.systems import ALPHA, BEAM, move_to_device
 from annotated_transformer.data.corpora import language_codes
-from annotated_transformer.data.files import load_object, lock_folder, write_atomically, write_json
+from annotated_transformer.data.files import claim_folder, load_object, lock_folder, write_json
 from annotated_transformer.data.prepared import Prepared
 from annotated_transformer.engine import parser
 from annotated_transformer.engine.checkpoints import best_weights, load_system, load_tensors
@@ -83,8 +83,7 @@ def run(command: Sweep) -> int:
             if command.plan:
                 return 0
             results = results_as_completed(left, folder, jobs, is_missing, keep=command.keep)
-            silent = command.quiet or sys.stderr is None
-            bar = tqdm(total=len(left), unit="run", disable=silent)
+            bar = tqdm(total=len(left), unit="run", disable=command.quiet or sys.stderr is None)
             with contextlib.closing(results), bar:
                 for one in results:
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,13 +104,8 @@ def only_sweep(folder: Path) -> Iterator[None]:
         SweepError: Another one is there.
     """
     mark = folder / ".sweep"  # the folder itself is locked while the record is written
-    mark.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock_folder(mark, wait=False))
-        except BlockingIOError:
-            remedy = "wait until it ends, or give another --out; the --record may be the same"
-            raise SweepError(f"{folder}: another sweep works there; {remedy}") from None
+    remedy = "wait until it ends, or give another --out; the --record may be the same"
+    with claim_folder(mark, SweepError(f"{folder}: another sweep works there; {remedy}")):
         yield
         with contextlib.suppress(OSError):
             mark.rmdir()
@@ -333,7 +327,7 @@ def train_worker(options: Options, folder: Path, threads: int) -> None:
             groups = (options.data, options.model, options.optim, options.run)
             if status := train.run(Train(*groups, out=folder, quiet=True)):
                 raise SystemExit(status)
-            write_atomically(folder / RESULT, json.dumps(result_of_run(options, folder)).encode())
+            write_json(folder / RESULT, result_of_run(options, folder))
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except Exception as error:

@@ -216,12 +216,11 @@ def fitting(system: System, test: ParallelText) -> ParallelText:
         CorpusError: It can take none.
     """
     limit, kept = system.config.max_len, fitting_pairs(system, test)
-    told = (
-        f"{test.name} {test.split}: {len(test) - len(kept)} of {len(test)} sentences are too long"
-    )
+    long = len(test) - len(kept)
+    told = f"{test.name} {test.split}: {long} of {len(test)} sentences are too long"
     if not kept:
         raise CorpusError(f"{told}; raise --max-len {limit}")
-    if len(kept) < len(test):
+    if long:
         log(f"{told} for --max-len {limit}, and are not scored")
     source, target = zip(*kept, strict=True)
     return replace(test, source=source, target=target)

@@ -157,6 +157,18 @@ def lock_folder(folder: str | Path, *, wait: bool) -> Iterator[None]:
         os.close(held)
 
 
+@contextlib.contextmanager
+def claim_folder(folder: Path, error: Exception) -> Iterator[None]:
+    """Create a folder, and lock it for this process; raise the error if another one has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock_folder(folder, wait=False))
+        except BlockingIOError:
+            raise error from None
+        yield
+
+
 LEFTOVER = re.compile(r"\..+\.(?:safetensors|jsonl?|txt)\.(\d+)\.part")
 
 

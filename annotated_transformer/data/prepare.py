@@ -42,9 +42,9 @@ from annotated_transformer.data.cleaning import (
 from annotated_transformer.data.corpora import ParallelText, Preparation, read_parallel
 from annotated_transformer.data.files import (
     CorpusError,
+    claim_folder,
     digest_of,
     load_object,
-    lock_folder,
     not_written,
     regular_file,
     remove_leftovers,
@@ -100,13 +100,8 @@ def prepare_corpus(
         find = functools.partial(locate_file, unpacked=folder / "unpacked")
         files = {split: [(find(a), find(b)) for a, b in pairs] for split, pairs in files.items()}
         plan = _plan(files, options, shard_size)
-        folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(lock_folder(folder, wait=False))
-            except BlockingIOError:
-                reason = "another process is preparing it; wait for it"
-                raise CorpusError(f"{folder}: {reason}") from None
+        busy = CorpusError(f"{folder}: another process is preparing it; wait for it")
+        with claim_folder(folder, busy):
             _check_plan(folder, plan, log)
             if (folder / "prepared.json").exists():
                 log(f"{folder}: is already prepared; nothing to do")

@@ -7,6 +7,9 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -338,6 +341,24 @@ def test_who_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> Non
         until(lambda: server.server.server_state.total_requests)
         until(lambda: not connections)
         assert server.ask("/health")[0] == 200
+
+
+@pytest.mark.parametrize(("sizes", "aborted"), [([90, 60, 60], True), ([90, 60, 0], False)])
+def test_who_reads_slowly_is_not_disconnected(sizes: list[int], *, aborted: bool) -> None:
+    """Only who has read nothing since the last time."""
+    left, ended, later = iter(sizes), list[bool](), list[tuple[Any, ...]]()
+    transport = SimpleNamespace(
+        get_write_buffer_size=lambda: next(left), abort=lambda: ended.append(True)
+    )
+    loop = SimpleNamespace(call_later=lambda _, *call: later.append(call))
+    client: Any = SimpleNamespace(transport=transport, loop=loop)
+    client.expect_reading = partial(module.Protocol.expect_reading, client)
+    client.expect_reading()
+    while later:
+        again, *arguments = later.pop()
+        again(*arguments)
+    assert list(left) == []
+    assert bool(ended) == aborted
 
 
 def test_a_body_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
