@@ -332,20 +332,14 @@ class ConvolutionalTranslator(EncoderDecoder):
             found.append(weights)
         return self.dropout(x), found
 
+    @torch.no_grad()
     def start_steps(self, src: Tensor, src_mask: Tensor, beam: int = 1) -> ConvolutionSteps:
-        """Encode sentences; return what decodes them. What is kept does not grow."""
+        """Encode sentences; return the steps that decode them."""
         return ConvolutionSteps(self, self.encode(src, src_mask), src_mask, beam)
 
 
 class ConvolutionSteps(Steps):
-    """Steps of decoding that keep the last ``kernel - 1`` inputs of each layer.
-
-    Args:
-        model: In evaluation mode.
-        memory: The encoder's output, one row a sentence.
-        src_mask: Boolean ``(sentences, 1, m)``, true at real tokens.
-        beam: Hypotheses of each sentence.
-    """
+    """Steps that keep the last ``kernel - 1`` inputs of each layer; see ``RecurrentSteps``."""
 
     def __init__(
         self, model: ConvolutionalTranslator, memory: Tensor, src_mask: Tensor, beam: int = 1

@@ -24,7 +24,7 @@ EXTRAS = {  # which extra brings a library; "translation" the others
     "transformers": "huggingface",
 }
 AGAIN = (["prepare"], ["sweep"])  # commands that resume where they were interrupted
-NO_MEMORY = ("can't allocate memory", "not enough memory", "can't start new thread")
+NO_MEMORY = "can't allocate memory", "not enough memory", "out of memory", "can't start new thread"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,7 +163,7 @@ def error_message(error: Exception) -> str | None:
     if isinstance(error, FloatingPointError) or (isinstance(error, ValueError) and ours):
         return str(error)
     full = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
-    if full or isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":
+    if full or isinstance(error, MemoryError):
         return "out of memory; reduce --max-tokens, --beam or the size of the model"
     if isinstance(error, OSError):
         place = error.filename or "an output"

@@ -318,14 +318,9 @@ def _check_names(name: str, pair: str, split: str) -> tuple[str, str]:
 
 
 def corpus_files(
-    name: str,
-    pair: str = "de-en",
-    split: str = "train",
-    *,
-    mirror: str | Path | None = None,
-    cache: str | Path | None = None,
-    progress: bool = True,
-) -> list[tuple[Path, Path]]:
+    name: str, pair: str = "de-en", split: str = "train", *, mirror: str | Path | None = None,
+    cache: str | Path | None = None, progress: bool = True,
+) -> list[tuple[Path, Path]]:  # fmt: skip
     """Download and unpack the files of a split, and return their paths.
 
     Arguments are those of :func:`load_corpus`; ``grammar`` has no files.

@@ -11,7 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from annotated_transformer.data.files import (
-    lock_folder,
+    claim_folder,
     not_written,
     remove_leftovers,
     write_atomically,
@@ -89,19 +89,16 @@ class Checkpointer:
 
         Raises:
             FileError: The folder cannot be created or written.
-            UsageError: Another process is training in it.
+            UsageError: Another process is training in it, or another Trainer holds it.
         """
         if self._lock is not None or not self.world.main:
             return
         lock = contextlib.ExitStack()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(lock_folder(self.folder, wait=False))
-        except BlockingIOError:
-            raise UsageError(
-                f"{self.folder}: another process is training in this folder; wait until it ends, "
-                "or choose another folder with --out"
-            ) from None
+            lock.enter_context(claim_folder(self.folder, UsageError(
+                f"{self.folder}: another process, or a Trainer that has not ended, has this "
+                "folder; wait for it, or choose another folder with --out"
+            )))  # fmt: skip
         except OSError as error:
             raise not_written(error, self.folder) from None
         self._lock = lock
@@ -118,7 +115,8 @@ class Checkpointer:
         """Whether there is a checkpoint to resume from.
 
         Raises:
-            CheckpointError: There are weights, which would be overwritten, but no checkpoint.
+            CheckpointError: There are weights, or another program's configuration, which would be
+                overwritten, but no checkpoint.
         """
         if checkpoint_paths(self.folder):
             return True
@@ -128,6 +126,10 @@ class Checkpointer:
                     f"{path}: exists, but {self.folder / 'training'} has no checkpoint to resume "
                     "from; move the file, or choose another folder with --out"
                 )
+        path = self.folder / "config.json"
+        if path.exists() and "format" not in checkpoints.load_run_object(path):
+            told = "is of another program, or an export; choose another folder with --out"
+            raise checkpoints.CheckpointError(f"{path}: {told}")
         return False
 
     def begin(self, update: int) -> None:

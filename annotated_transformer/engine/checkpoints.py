@@ -209,7 +209,8 @@ def _load_description(folder: Path) -> System:
         first, second = (str(language) for language in data["languages"])
         names = ("tokenizer.json",) if data["shared"] else ("source.json", "target.json")
         loaded = [load_any_tokenizer(folder / name) for name in names]
-        model = config.build(len(loaded[0]), len(loaded[-1]))
+        with torch.random.fork_rng(devices=[]):  # first weights are drawn, and replaced
+            model = config.build(len(loaded[0]), len(loaded[-1]))
         tokenizers = loaded[0], loaded[-1]
         training = convert_json(dict[str, Any], data["training"])
         convert_json(dict[str, Any], training.get("options", {}))

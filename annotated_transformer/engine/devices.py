@@ -59,7 +59,7 @@ def peak_flops(name: str, precision: str) -> float | None:
     return None
 
 
-def mfu(flops: float, seconds: float, peak: float | None, devices: int = 1) -> float | None:
+def mfu(flops: float, seconds: float, peak: float | None) -> float | None:
     """Return the model FLOPs utilization: the operations the model needs over the peak.
 
     Padding and recomputation do not count, so the number is comparable between programs.
@@ -67,13 +67,12 @@ def mfu(flops: float, seconds: float, peak: float | None, devices: int = 1) -> f
     Args:
         flops: Operations that the model needs, as counted by ``training_flops``.
         seconds: Time they took.
-        peak: Peak operations per second of one device.
-        devices: Number of devices that shared the work.
+        peak: Peak operations per second of all devices.
 
     Returns:
         A fraction of 1; None if the peak is unknown or no time has passed.
     """
-    return flops / (seconds * peak * devices) if peak and seconds else None
+    return flops / (seconds * peak) if peak and seconds else None
 
 
 _UNITS = {"E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}

@@ -142,15 +142,9 @@ def constraint_of(system: System) -> WordConstraint:
 
 
 def best_symbols(
-    system: System,
-    sources: list[list[int]],
-    *,
-    beam: int = BEAM,
-    alpha: float = ALPHA,
-    extra: int = EXTRA,
-    constraint: WordConstraint | None = None,
-    start: StartSteps = start_steps,
-) -> list[list[int]]:
+    system: System, sources: list[list[int]], *, beam: int = BEAM, alpha: float = ALPHA,
+    extra: int = EXTRA, constraint: WordConstraint | None = None, start: StartSteps = start_steps,
+) -> list[list[int]]:  # fmt: skip
     """Return the best output for each source, without special symbols.
 
     Args:

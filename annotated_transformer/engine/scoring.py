@@ -77,7 +77,7 @@ def score_pairs(
                 raise CorpusError(f"{name}, line {number}: the {side} {reason}")
         ids.append(sides)
     lengths = [[len(side) + 1 for side in sides] for sides in ids]
-    order = token_batches(lengths, max(max_tokens, limit + 1), shuffle=False)
+    order = token_batches(lengths, max([max_tokens, *map(max, lengths)]), shuffle=False)
     out: dict[int, PairScore] = {}
     hidden = not progress or sys.stderr is None  # closed by the parent process
     with tqdm(total=len(ids), unit="line", disable=hidden, file=sys.stderr) as bar:

@@ -24,7 +24,7 @@ from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.transformer import PRESETS, ModelConfig
 from annotated_transformer.training.batches import token_batches
 from annotated_transformer.translation.beam_search import Hypothesis, check_search
-from annotated_transformer.translation.tokenizers import BPETokenizer
+from annotated_transformer.translation.tokenizers import BPETokenizer, normal_blanks
 
 Architecture: TypeAlias = ModelConfig | RecurrentConfig | ConvolutionConfig
 ARCHITECTURES: dict[str, type[Architecture]] = {
@@ -256,20 +256,14 @@ def to_translation(system: System, found: Hypothesis) -> Translation:
 
 def text_of(system: System, tokens: Sequence[int]) -> str:
     """Return target tokens as one line of text."""
-    return " ".join(system.tokenizers[1].decode(tokens).split())
+    return normal_blanks(system.tokenizers[1].decode(tokens))
 
 
 def decode_lines(
-    system: System,
-    lines: Sequence[str],
-    search: Callable[[list[list[int]], list[int], int], Sequence[Found]],
-    blank: Found,
-    max_tokens: int,
-    *,
-    name: str,
-    first: int,
-    progress: bool,
-) -> list[Found]:
+    system: System, lines: Sequence[str],
+    search: Callable[[list[list[int]], list[int], int], Sequence[Found]], blank: Found,
+    max_tokens: int, *, name: str, first: int, progress: bool,
+) -> list[Found]:  # fmt: skip
     """Decode lines in batches of similar length; most arguments are :func:`translate_lines`'s.
 
     ``search`` takes sources, their line numbers, and the maximum tokens of an output; ``blank`` is
@@ -293,8 +287,7 @@ def decode_lines(
     full = [i for i, tokens in enumerate(ids) if tokens]
     out = [blank] * len(lines)
     lengths = [(len(ids[i]) + 1, 0) for i in full]
-    longest = max((length for length, _ in lengths), default=1)
-    order = token_batches(lengths, max(max_tokens, longest), shuffle=False)
+    order = token_batches(lengths, max([max_tokens, *map(max, lengths)]), shuffle=False)
     closed = sys.stderr is None  # by the parent process
     bar = tqdm(total=len(full), unit="line", disable=not progress or closed, file=sys.stderr)
     with bar, keep_decoder_weights(system.model, system.precision):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from annotated_transformer.fast.dropout import dropout_factors, is_active
+from annotated_transformer.fast.linear import matmul_precision
 from annotated_transformer.fast.packing import PackedMask
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.multi_head import MultiHeadedAttention
@@ -25,7 +26,7 @@ def plain_is_faster(query: Tensor, key: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    through_onednn = torch.get_float32_matmul_precision() != "highest"
+    through_onednn = matmul_precision() not in (None, "highest")
     short = query.size(-2) > 1 and key.size(-2) <= SHORT
     return query.device.type == "cpu" and through_onednn and short
 

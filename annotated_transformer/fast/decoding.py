@@ -305,12 +305,14 @@ def keep_decoder_weights(
     """
     check_precision(precision, next(model.parameters()).device.type)
     models = [module for module in model.modules() if isinstance(module, EncoderDecoder)]
+    before = {each: _kept[each] for each in models if each in _kept}
     _kept.update(dict.fromkeys(models, (precision, None)))
     try:
         yield
     finally:
         for each in models:
             _kept.pop(each, None)  # at interpreter exit it may already be gone
+        _kept.update(before)
 
 
 def _decoder_weights(model: EncoderDecoder) -> DecoderWeights:

@@ -12,15 +12,25 @@ FEW = 32  # rows that oneDNN prepacks for; any number works
 SMALL = 100_000  # elements of a weight, below which a call of oneDNN costs more than it saves
 
 
+def matmul_precision() -> str | None:
+    """Return PyTorch's setting; None in a program that uses the newer ``fp32_precision``."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # PyTorch refuses to mix the two
+        return None
+
+
 @contextmanager
 def float32_products() -> Iterator[None]:
     """Compute products in full float32, whatever ``set_float32_matmul_precision`` says."""
-    setting = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    setting = matmul_precision()
+    if setting is not None:
+        torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(setting)
+        if setting is not None:
+            torch.set_float32_matmul_precision(setting)
 
 
 class PlainLinear:

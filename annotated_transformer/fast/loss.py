@@ -46,12 +46,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rows = x[start : start + step].to(low)
             z = torch.addmm(bias.to(low), rows, matrix.t()).to(x.dtype)
             z -= z.amax(dim=1, keepdim=True)
-            right, total = z.gather(1, gold).to(wide).sum(), z.sum(dim=1).to(wide).sum()
+            right = z.gather(1, gold).to(wide).sum()
+            if smoothing:  # without it a token may be excluded, its logit minus infinity
+                loss -= smoothing / size * z.sum(dim=1).to(wide).sum()
             z.exp_()
             norm = z.sum(dim=1, keepdim=True)
             log_norm = norm.to(wide).log().sum()
             nll += log_norm - right
-            loss += log_norm - (1 - smoothing) * right - smoothing / size * total
+            loss += log_norm - (1 - smoothing) * right
             if not learn:
                 continue
             # gradient of the logits: (softmax - smoothed target) * inner

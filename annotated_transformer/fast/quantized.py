@@ -16,6 +16,7 @@ from annotated_transformer.fast.linear import (
     suits_onednn,
 )
 from annotated_transformer.fast.screen import ZERO, byte_scale, multiplies_bytes
+from annotated_transformer.model.architecture import check_choice
 
 TINY = 1e-30  # a row of zeros is divided by this
 HALF_UP = ZERO + 0.5  # rounds to the nearest byte, because the conversion cuts off
@@ -72,6 +73,7 @@ LINEARS: Mapping[DecodingPrecision, Callable[[Tensor, Tensor], PlainLinear]] = {
 
 def check_precision(precision: DecodingPrecision, device: str) -> None:
     """Raise ValueError if a device cannot decode in this precision."""
+    check_choice("precision", precision, DecodingPrecision)
     if precision == "int8" and (device != "cpu" or not multiplies_bytes()):
         where = "this processor multiplies no bytes" if device == "cpu" else "it is for the CPU"
         raise ValueError(f"precision int8: {where}; use bfloat16 or float32")

@@ -106,6 +106,8 @@ class Sampler(Steps):
         shares, tokens = self.sampling.probabilities(allowed)
         # In the order of the ids: that of equally probable tokens would depend on the batch.
         sums = torch.zeros_like(shares).scatter_(1, tokens, shares).cumsum(-1)
+        if sums[:, -1].isnan().any():
+            raise FloatingPointError("the model's outputs are NaN: no output has a probability")
         drawn = torch.tensor([[1 - rng.random()] for rng in self.rngs], dtype=shares.dtype)
         token = torch.searchsorted(sums, drawn.to(sums.device) * sums[:, -1:])  # never in a gap
         gained = logits[:, 0].log_softmax(-1).gather(1, token)

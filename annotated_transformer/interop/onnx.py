@@ -98,7 +98,8 @@ class _Graph:
         for x in inputs:
             if isinstance(x, Tensor):
                 name = self.names.get(x, f"constant.{len(self.weights)}")
-                self.weights[name], x = x.detach(), name
+                self.weights[name] = x.detach().float() if x.is_floating_point() else x
+                x = name
             names.append(x)
         output = output or f"{kind}.{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, names, [output], **options))

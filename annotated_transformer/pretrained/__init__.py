@@ -124,6 +124,7 @@ def trace_modules(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
         if isinstance(module, MultiHeadedAttention) and module.attn is not None:
             found[f"{name}.attn"] = module.attn
 
+    batch = batch.to(next(model.parameters()).device)
     named = [(name, module) for name, module in model.named_modules() if name]
     hooks = [module.register_forward_hook(partial(keep, name)) for name, module in named]
     try:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from annotated_transformer.engine.system import System
+from annotated_transformer.engine.system import System, text_of
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.pretrained import RUNNING, Pretrained
 from annotated_transformer.serving.batching import Batcher, Found, Job
@@ -23,7 +23,6 @@ from annotated_transformer.serving.requests import (
     read_request,
     shutdown_refusal,
 )
-from annotated_transformer.translation.tokenizers import normal_blanks
 
 STATIC = files("annotated_transformer.serving") / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -115,7 +114,7 @@ class Service:
         found = dict(zip(jobs, await self._results(list(jobs.values())), strict=True))
         best = [found[i][0] if i in found else None for i in range(len(sentences))]
         data = {
-            "translations": [normal_blanks(theirs.decode(x.tokens)) if x else "" for x in best],
+            "translations": [text_of(self.system, one.tokens) if one else "" for one in best],
             "tokens": [theirs.tokens(one.tokens) if one else [] for one in best],
             "scores": [one.log_probability if one else None for one in best],
         }

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.engine.scoring import score_tokens
-from annotated_transformer.engine.system import System
+from annotated_transformer.engine.system import System, text_of
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.notation import BOS, EOS
 from annotated_transformer.pretrained import trace_modules
 from annotated_transformer.serving.requests import check_tokens
 from annotated_transformer.training.batches import make_batch
 from annotated_transformer.translation.beam_search import Hypothesis
-from annotated_transformer.translation.tokenizers import normal_blanks
 
 PARTS = {  # of the answer, with the modules whose weights they are
     "encoder": ("encoder", "self_attn"),
@@ -48,13 +47,12 @@ def attention_json(system: System, source: list[int], best: Hypothesis, most: in
     (scores,) = score_tokens(system.model, [source], [best.tokens])
     written, found = [*best.tokens, EOS], dict[str, Tensor]()
     if isinstance(system.config, ModelConfig):
-        device = next(system.model.parameters()).device
-        found = trace_modules(system.model, make_batch([source], [best.tokens]).to(device))
+        found = trace_modules(system.model, make_batch([source], [best.tokens]))
     data = {
         "source": ours.tokens([*source, EOS]),
         "target": theirs.tokens(written),
         "read": theirs.tokens([BOS, *best.tokens]),
-        "texts": [normal_blanks(theirs.decode(written[: i + 1])) for i in range(len(written))],
+        "texts": [text_of(system, written[: i + 1]) for i in range(len(written))],
         "probabilities": round_values(torch.tensor(scores, dtype=torch.float64).exp()),
         **{name: round_values(attention_weights(found, *part)) for name, part in PARTS.items()},
     }

@@ -88,9 +88,10 @@ def split_batch(batch: Batch, world: World) -> Batch:
     rows = lengths.argsort(descending=True, stable=True)[world.rank :: world.size]
     if not len(rows):
         return empty_batch(batch)
-    src, tgt = batch.src[rows], batch.target[rows]
-    m, n = ((side != batch.pad).sum(dim=1).max() for side in (src, tgt))
-    return Batch(src[:, :m], tgt[:, :n], batch.pad)
+    m, n = ((side[rows] != batch.pad).sum(dim=1).max() for side in (batch.src, batch.tgt_y))
+    part = Batch(batch.src[rows, :m], batch.target[rows, : n + 1], batch.pad)
+    part.tgt_mask = batch.tgt_mask[rows, :n, :n]  # opens the first column even if BOS is PAD
+    return part
 
 
 def empty_batch(batch: Batch) -> Batch:

@@ -39,7 +39,7 @@ def noam_schedule(
 
 
 class NoamOpt:
-    """An optimizer that sets its own rate, as in the article's first version.
+    """The Annotated Transformer's first optimizer, which sets its own rate.
 
     Args:
         model_size: ``d_model``.

@@ -85,9 +85,19 @@ def test_a_mistake_of_ours_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
         module.main(["translate", "m"])
 
 
-def test_no_memory_is_told_with_a_remedy(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB, max allowed: 9.07 GB)."),
+        RuntimeError("CUDA error: out of memory"),  # another process has filled the GPU
+    ],
+)
+def test_no_memory_is_told_with_a_remedy(
+    error: Exception, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_: object) -> int:
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr(module, "run", fail)
     assert "out of memory; reduce --max-tokens" in fails(capsys, "train")

@@ -223,6 +223,16 @@ def test_the_end_names_folder_record_and_next_command(
     assert re.search(r"6 take [\d:]+; validation loss \d\.\d{4}\n", said)
 
 
+def test_the_record_is_not_one_of_the_texts(
+    texts: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    place = texts[texts.index("--valid-files") + 1]
+    before = Path(place).read_bytes()
+    words = [*SIZES.split(), *texts, "--out", str(tmp_path / "run"), "--record", place]
+    assert f"--record {place}: is also the input" in fails(capsys, "train", *words)
+    assert Path(place).read_bytes() == before
+
+
 def test_a_rank_without_its_world_is_told(
     texts: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,7 +202,9 @@ def test_a_system_comes_back(shared: bool, tmp_path: Path) -> None:
     system = make_system(shared)
     save_system(system, tmp_path, valid_loss=1.5)
     torch.manual_seed(99)
+    state = torch.get_rng_state()
     again = load_system(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
     assert again.shared == shared
     assert again.config == system.config
     assert again.languages == system.languages

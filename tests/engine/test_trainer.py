@@ -821,7 +821,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     run = Trainer(OPTIONS, tmp_path, TEXTS)
     part = tmp_path / f".{WEIGHTS}.1.part"  # of a process that is alive: it has the number 1
     part.write_bytes(b"half")
-    with pytest.raises(UsageError, match="another process is training in this folder") as error:
+    with pytest.raises(UsageError, match="or a Trainer that has not ended") as error:
         Trainer(OPTIONS, tmp_path, TEXTS)
     assert str(tmp_path) in str(error.value)
     code = (
@@ -837,6 +837,15 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     assert part.exists()
     assert run.train(progress=False)
     assert Trainer(OPTIONS, tmp_path, TEXTS).train(progress=False)  # afterwards it is free
+
+
+def test_a_folder_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "marian"}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"another program, or an export; choose .*--out"):
+        Trainer(OPTIONS, tmp_path, TEXTS)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert config.read_text(encoding="utf-8") == '{"model_type": "marian"}'
 
 
 def test_a_run_that_fails_leaves_its_folder_free(tmp_path: Path) -> None:

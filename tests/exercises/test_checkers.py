@@ -240,7 +240,8 @@ def bfloat16_by_spacing(x: float) -> float:
 
 def mfu_of_package(parameters: int, lengths: list[int], seconds: float, teraflops: float | None,
                    devices: int) -> float | None:  # fmt: skip
-    return mfu(6 * parameters * sum(lengths), seconds, teraflops and teraflops * 1e12, devices)
+    peak = teraflops and devices * teraflops * 1e12
+    return mfu(6 * parameters * sum(lengths), seconds, peak)
 
 
 def hours_by_elimination(small: Any, large: Any, tokens: int, updates: int, devices: int) -> float:

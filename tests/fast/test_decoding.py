@@ -191,6 +191,21 @@ def test_products_stay_float32_and_the_setting_is_put_back() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
+def test_a_program_with_the_newer_setting_of_precision_decodes() -> None:
+    net, (src, mask) = model(), block(0, 3)
+    wanted = start_steps(net, src, mask)(torch.tensor([4, 5, 6]))
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        with pytest.raises(RuntimeError, match="mix of the legacy and new"):
+            torch.get_float32_matmul_precision()
+        net = model()
+        found = start_steps(net, src, mask)(torch.tensor([4, 5, 6]))
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(found, wanted)
+
+
 def test_what_cannot_be_taken_over_takes_the_readable_step() -> None:
     src, mask = block(1, 2)
     cases = {"training": model().train(), "hook": model(), "another module": model()}
@@ -283,6 +298,15 @@ def test_kept_weights_are_rearranged_once_and_again_after_a_change(
         assert len(made) == 4
     start_steps(net, src, mask)
     assert len(made) == 5
+    assert not module._kept
+
+
+def test_contexts_of_kept_weights_nest() -> None:
+    net = model()
+    with keep_decoder_weights(net, "bfloat16"):
+        with keep_decoder_weights(net):
+            assert module._kept[net][0] == "float32"
+        assert module._kept[net][0] == "bfloat16"
     assert not module._kept
 
 

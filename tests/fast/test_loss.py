@@ -38,6 +38,20 @@ def test_fused_loss_equals_pytorch(
         torch.testing.assert_close(one, other)
 
 
+def test_a_token_that_is_excluded_has_no_part_in_the_loss() -> None:
+    torch.manual_seed(0)
+    projection, x = nn.Linear(3, 5), torch.randn(4, 3)
+    target = torch.tensor([0, 4, 1, 1])
+    with torch.no_grad():
+        projection.bias[3] = -math.inf
+    wanted = F.cross_entropy(projection(x), target, reduction="sum")
+    loss, nll = linear_cross_entropy(x, projection, target)
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(nll.float(), wanted)
+    expected = torch.autograd.grad(wanted, projection.weight)
+    torch.testing.assert_close(torch.autograd.grad(loss, projection.weight), expected)
+
+
 def test_fused_gradient_by_finite_differences() -> None:
     torch.manual_seed(0)
     projection = nn.Linear(3, 4).double()

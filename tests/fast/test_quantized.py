@@ -96,5 +96,7 @@ def test_int8_is_refused_where_bytes_are_not_multiplied(monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="multiplies no bytes; use bfloat16"):
         check_precision("int8", "cpu")
     check_precision("bfloat16", "cuda")
+    with pytest.raises(ValueError, match="precision='float16': choose among float32, bfloat16"):
+        check_precision("float16", "cpu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="precision int8"):
         keep_decoder_weights(load_pretrained().model, "int8").__enter__()

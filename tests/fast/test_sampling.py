@@ -85,6 +85,14 @@ def test_frequencies_are_those_of_the_softmax(sampling: Sampling) -> None:
     assert torch.allclose(gained.flatten(), own)
 
 
+def test_outputs_that_are_nan_are_told() -> None:
+    net, (src, _) = opinionated(0), ([[4, 5]], None)
+    with torch.no_grad():
+        net.generator.get_parameter("proj.bias")[5] = math.nan
+    with pytest.raises(FloatingPointError, match="outputs are NaN"):
+        sample(net, src, Sampling(), max_len=5)
+
+
 def test_a_small_temperature_is_greedy() -> None:
     sources = [[4, 5, 6], [7], [8, 8, 4, 5], [10]]
     for seed in range(4):

@@ -34,6 +34,16 @@ def test_500_sentences_are_translated_as_by_us(
     assert line == ours.embedded().tokenizers[1].decode(ours.translations()[0])
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_converted_model_is_exported_in_float32(kind: torch.dtype, tmp_path: Path) -> None:
+    system = ours.small(max_len=9)
+    export_onnx(system, tmp_path / "plain")
+    wanted = OnnxTranslator(tmp_path / "plain", threads=1).greedy([[4, 5, 2]])
+    system.model.to(kind)
+    export_onnx(system, tmp_path / "out")
+    assert OnnxTranslator(tmp_path / "out", threads=1).greedy([[4, 5, 2]]) == wanted
+
+
 @pytest.mark.parametrize("max_len", [9, 300])
 def test_an_output_ends_with_the_positions(max_len: int, tmp_path: Path) -> None:
     system = ours.small(max_len=max_len)

@@ -1,5 +1,6 @@
 """The model that comes with the package: its files, what it computes, how good it is."""
 
+import copy
 import hashlib
 import json
 import shutil
@@ -26,6 +27,7 @@ from annotated_transformer.pretrained import (
     PretrainedError,
     dequantize,
     load_pretrained,
+    trace_modules,
 )
 from annotated_transformer.translation.greedy import greedy_search
 from benchmarks.pretrained import quantize
@@ -208,6 +210,12 @@ def test_trace_has_what_every_part_computes(found: Pretrained) -> None:
     assert weights.shape == (1, 4, n, m)
     torch.testing.assert_close(numbers[f"{name}.attn"], weights)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_trace_goes_where_the_model_is(found: Pretrained) -> None:
+    model = copy.deepcopy(found.model).to("meta")  # as on a GPU: the batch must follow
+    traced = trace_modules(model, found.batch(RUNNING.text("de"), RUNNING.text("en")))
+    assert traced["generator.proj"].device.type == "meta"
 
 
 def test_labels_are_the_tokens_that_are_read(found: Pretrained) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from annotated_transformer.fast.loss import FastLoss
 from annotated_transformer.model.architecture import EncoderDecoder
 from annotated_transformer.model.transformer import make_model
-from annotated_transformer.notation import PAD
+from annotated_transformer.notation import PAD, SpecialIds
 from annotated_transformer.training.batches import Batch, make_batch
 from annotated_transformer.training.distributed import (
     DistributedWorld,
@@ -83,6 +83,16 @@ def test_shares_are_all_of_the_batch_and_even(pairs: Any, size: int) -> None:
     for part in counted:  # no column that is padding alone
         assert part.src_mask.any(0).all()
         assert (part.tgt_y != PAD).any(0).all()
+
+
+def test_a_begin_symbol_that_is_padding_stays() -> None:
+    special = SpecialIds(bos=PAD)  # as in Marian's models
+    batch = make_batch([[5, 6], [7]], [[8, 9], [10]], special=special)
+    shares = [split_batch(batch, DistributedWorld(rank, 2)) for rank in range(2)]
+    for i, (share, n) in enumerate(zip(shares, (3, 2), strict=True)):
+        assert share.tgt_y.tolist() == batch.tgt_y[i : i + 1, :n].tolist()  # the end is there
+        assert torch.equal(share.tgt_mask, batch.tgt_mask[i : i + 1, :n, :n])
+    assert sum(share.ntokens for share in shares) == batch.ntokens == 5
 
 
 @settings(max_examples=60)
