@@ -107,8 +107,6 @@ def only_sweep(folder: Path) -> Iterator[None]:
     remedy = "wait until it ends, or give another --out; the --record may be the same"
     with claim_folder(mark, SweepError(f"{folder}: another sweep works there; {remedy}")):
         yield
-        with contextlib.suppress(OSError):
-            mark.rmdir()
 
 
 def customize_grid(command: Sweep) -> Grid:

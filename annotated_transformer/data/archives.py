@@ -23,8 +23,8 @@ from annotated_transformer.data.text import DAMAGED, reading_errors
 
 MAX_BYTES = 64 * 2**30  # default limit on an archive's unpacked size
 MAX_FILES = 10_000
-# The last two are raised for a member's undecodable name and for an encrypted member.
-BROKEN = (*DAMAGED, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, RuntimeError)
+# The last two are raised for a member's damaged or undecodable header, and an encrypted member.
+BROKEN = (*DAMAGED, tarfile.TarError, zipfile.BadZipFile, ValueError, RuntimeError)
 
 
 def unpack_archive(
@@ -58,6 +58,8 @@ def unpack_archive(
                 part.mkdir()
                 _extract(archive, part, max_bytes, max_files)
                 os.replace(part, folder)
+    except CorpusError:
+        raise
     except (*BROKEN, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise CorpusError(f"{archive}: cannot unpack, {not_written(error, folder)}") from None
@@ -96,7 +98,7 @@ def _extract(archive: Path, folder: Path, max_bytes: int, max_files: int) -> Non
     """
     left = max_bytes
     for number, (name, size, plain, open_member) in enumerate(_members(archive), 1):
-        left -= size
+        left -= abs(size)  # a damaged tar may say less than nothing
         parts = name.replace("\\", "/").split("/")
         if not plain:
             reason = "it is a link or a device"
@@ -134,6 +136,7 @@ def locate_file(path: str | Path, unpacked: str | Path) -> Path:
             return path
         if path.is_fifo():
             key = hashlib.sha256(bytes(path.absolute())).hexdigest()[:16]
+            shutil.rmtree(unpacked / key, ignore_errors=True)  # what a killed process left
             with path.open("rb") as source:
                 write_atomically(found := unpacked / key / path.name, source)
             return found

@@ -239,10 +239,8 @@ def find_drift(text: ParallelText) -> str:
     if found is None:
         return ""
     line, shift = found
-    for blank in text.blank:  # lines that were dropped earlier
-        line += blank <= line
     source, target = (text.checksums[side][0] + text.line_note(side) for side in (0, 1))
-    return _drift_message(source, target, line, shift)
+    return _drift_message(source, target, text.line_numbers()[line - 1], shift)
 
 
 def note_overlap(

@@ -43,8 +43,8 @@ class ParallelText:
 
     def head(self, size: int) -> "ParallelText":
         """Return the first ``size`` pairs, without the record of dropped lines."""
-        source, target = self.source[:size], self.target[:size]
-        return replace(self, source=source, target=target, blank=(), numbers=self.numbers[:size])
+        source, target, numbers = self.source[:size], self.target[:size], self.line_numbers()[:size]
+        return replace(self, source=source, target=target, blank=(), numbers=numbers)
 
     def line_numbers(self) -> tuple[int, ...]:
         """Return each pair's line number in its files, counting blank lines that were dropped."""

@@ -159,17 +159,21 @@ def lock_folder(folder: str | Path, *, wait: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claim_folder(folder: Path, error: Exception) -> Iterator[None]:
-    """Create a folder, and lock it for this process; raise the error if another one has it."""
+    """Create a folder, and lock it; raise the error if it is locked. An empty one is removed."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock_folder(folder, wait=False))
         except BlockingIOError:
             raise error from None
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # nothing was written
 
 
-LEFTOVER = re.compile(r"\..+\.(?:safetensors|jsonl?|txt)\.(\d+)\.part")
+LEFTOVER = re.compile(r"\..+\.(?:safetensors|[A-Za-z]{2,8})\.(\d+)\.part")
 
 
 def remove_leftovers(folder: str | Path) -> None:

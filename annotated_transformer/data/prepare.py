@@ -5,7 +5,7 @@ Each step writes complete files, and its last file marks the step as done:
 1. cleaned text, ``text/SPLIT-00000.txt`` and so on, then ``text/reports.json``;
 2. ``tokenizer.json``;
 3. for each file of text, ``shards/SPLIT-00000.safetensors``;
-4. ``prepared.json``, which lists the sources and the shards with their checksums.
+4. ``prepared.json``, which lists the sources and shards, with checksums of what they encode.
 
 If the process is killed, the current step is lost, but in step 3 only one shard per worker.
 """
@@ -97,11 +97,11 @@ def prepare_corpus(
     folder = Path(folder)
     try:
         check_preparation(folder, options)
-        find = functools.partial(locate_file, unpacked=folder / "unpacked")
-        files = {split: [(find(a), find(b)) for a, b in pairs] for split, pairs in files.items()}
-        plan = _plan(files, options, shard_size)
         busy = CorpusError(f"{folder}: another process is preparing it; wait for it")
-        with claim_folder(folder, busy):
+        with claim_folder(folder, busy):  # before contents of pipes come into it
+            find = functools.partial(locate_file, unpacked=folder / "unpacked")
+            files = {key: [(find(a), find(b)) for a, b in pairs] for key, pairs in files.items()}
+            plan = _plan(files, options, shard_size)
             _check_plan(folder, plan, log)
             if (folder / "prepared.json").exists():
                 log(f"{folder}: is already prepared; nothing to do")
@@ -365,7 +365,8 @@ def encode_shard(text: Path, shard: Path, tokenizer: Path, max_len: int) -> None
             pairs.append((np.array(pair[0], dtype=dtype), np.array(pair[1], dtype=dtype)))
         else:
             long.append(number)
-    write_shard(shard, pairs, len(shared), long=len(long), first_long=min(long, default=0))
+    of = [digest_of(text), digest_of(tokenizer)]
+    write_shard(shard, pairs, len(shared), of=of, long=len(long), first_long=min(long, default=0))
 
 
 def _start_worker() -> None:

@@ -37,7 +37,8 @@ def check_options(options: Preparation) -> None:
     smallest = len(BPETokenizer([]))
     for name, usual in asdict(Preparation()).items():
         value, remedy = getattr(options, name), ""
-        if not isinstance(value, (type(usual), int)):
+        kinds: Any = str if isinstance(usual, str) else (type(usual), int)
+        if not isinstance(value, kinds):
             remedy = f"give a value such as {usual!r}"
         elif name == "tokenizer" and value not in ("bpe", "bpe-lower"):
             remedy = "give bpe or bpe-lower"

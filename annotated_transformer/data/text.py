@@ -173,8 +173,8 @@ def live_lines(
             data += more  # a writer may send the mark before it has a line
         data = data.removeprefix(codecs.BOM_UTF8)
         while data or rest:
-            *rows, rest = (rest + data).split(b"\n")
-            if rest and (not data or len(rest) > MAX_LINE + 1):  # a last line without its end
+            *rows, rest = (rest[: MAX_LINE + 2] + data).split(b"\n")  # enough to see it is too long
+            if rest and (not data or (report is None and len(rest) > MAX_LINE + 1)):
                 rows, rest = [*rows, rest], b""
             lines = []
             for row in rows:

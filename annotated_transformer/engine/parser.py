@@ -174,17 +174,10 @@ def best_symbols(
 
 
 def parse_sentences(
-    system: System,
-    sentences: Sequence[Sequence[str]],
-    *,
-    beam: int = BEAM,
-    alpha: float = ALPHA,
-    extra: int = EXTRA,
-    constrained: bool = True,
-    max_tokens: int = 16384,
-    name: str = "input",
+    system: System, sentences: Sequence[Sequence[str]], *, beam: int = BEAM, alpha: float = ALPHA,
+    extra: int = EXTRA, constrained: bool = True, max_tokens: int = 16384, name: str = "input",
     progress: bool = False,
-) -> list[Parse | None]:
+) -> list[Parse | None]:  # fmt: skip
     """Parse sentences, each on its own; a sentence without words has no tree.
 
     Args:

@@ -37,7 +37,8 @@ def learn_tokenizers(text: ParallelText | Prepared, options: DataOptions) -> Tok
     A parser has one vocabulary of whole words and symbols.
 
     Raises:
-        UsageError: The text has too few sub-words or too many different characters.
+        UsageError: The vocabulary is too small for the bytes, or larger than the text gives.
+        TokenizerError: spaCy has no rules for a language.
     """
     if isinstance(text, Prepared):
         return text.tokenizer, text.tokenizer

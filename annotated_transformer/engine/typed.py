@@ -40,7 +40,7 @@ def convert_json(kind: Any, value: Any) -> Any:
             return origin(convert_json(k, each) for k, each in zip(kinds, value, strict=True))
     if kind is Path and isinstance(value, (str, Path)):
         return Path(value)
-    if kind is float and type(value) in (int, float):
+    if kind is float and (type(value) is float or (type(value) is int and abs(value) < 2**1023)):
         return float(value)
     if kind in (int, bool, str, type(None)) and type(value) is kind:
         return value

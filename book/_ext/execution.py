@@ -93,10 +93,12 @@ def key_of(chapter: Path) -> str:
             files |= {file, *needed_by(file)}
     if COMMAND in code:
         files.update((ROOT / PACKAGE).rglob("*.py"))
-    if "results" in code:
-        files.update((ROOT / "results").rglob("*.json"))
-    read = ("*.tsv", "sha256sums.txt")  # by the code beside them
-    files |= {table for file in files for name in read for table in file.parent.glob(name)}
+    for folder in ("results", "benchmarks"):
+        if folder in code:
+            files.update((ROOT / folder).rglob("*.json"))
+    read = ("*.tsv", "*.json", "recipes/*.json", "sweeps/*.json", "sha256sums.txt")
+    beside = {file.parent for file in files if file.suffix == ".py"}  # the code that reads them
+    files |= {table for parent in beside for name in read for table in parent.glob(name)}
     digest = hashlib.sha256("\0".join(cells).encode())
     for path in sorted(files):
         digest.update(path.relative_to(ROOT).as_posix().encode())

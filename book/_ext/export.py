@@ -246,7 +246,8 @@ def run(selected: Sequence[Path], check: bool, root: Path = ROOT) -> list[str]:
                 path.write_text(content, encoding="utf-8", newline="\n")
     if not selected:
         for path in orphans(set(wanted), root):
-            generated = path.suffix == ".ipynb" or path.read_text("utf-8").startswith(MARK)
+            # A notebook may be a reader's own.
+            generated = path.suffix == ".py" and path.read_text("utf-8").startswith(MARK)
             if generated and not check:
                 path.unlink()
                 report.append(f"removed {path.relative_to(root)}")

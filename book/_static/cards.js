@@ -55,7 +55,11 @@
     });
     addEventListener("focusout", close);
     addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
-    addEventListener("scroll", close, { passive: true });
+    // Tab scrolls to the link that it reaches, after the card was opened.
+    addEventListener("scroll", () => {
+      if (link && link === document.activeElement) place();
+      else close();
+    }, { passive: true });
     addEventListener("click", (event) => { if (!box.contains(event.target)) close(); });
   });
 })();

@@ -18,6 +18,7 @@ import pytest
 from annotated_transformer.cli import score, translate
 from annotated_transformer.cli.main import main, raise_interrupt
 from annotated_transformer.cli.options import Translate
+from annotated_transformer.data.files import CorpusError
 from annotated_transformer.data.text import MAX_LINE, live_lines
 from annotated_transformer.engine.checkpoints import load_system, load_tensors
 from annotated_transformer.engine.interruption import handle_signals
@@ -218,6 +219,14 @@ def test_lines_are_those_that_are_complete() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             pieces(*parts)
+
+
+def test_a_line_that_is_too_long_has_one_answer() -> None:
+    errors: list[CorpusError] = []
+    parts = iter([b"a\n", *[b"b" * (1 << 16)] * 40, b"b\nc\n"])
+    found = list(live_lines(lambda _: next(parts, b""), "pipe", errors.append))
+    assert found == [["a"], ["", "c"]]
+    assert [str(error).split(":")[0] for error in errors] == ["pipe, line 2"]
 
 
 class Terminal(io.TextIOWrapper):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from annotated_transformer.data import archives
 from annotated_transformer.data.archives import locate_file, unpack_archive
 from annotated_transformer.data.files import lock_folder
 from tests.data.small import message
@@ -174,6 +175,36 @@ def test_rights_and_owners_are_not_taken_over(tmp_path: Path) -> None:
 def test_a_tar_that_begins_like_a_zip(tmp_path: Path) -> None:
     archive = tar(tmp_path / "x", ("PK", b"1"), mode="w")
     assert everything(unpack_archive(archive, tmp_path / "out")) == {"PK": b"1"}
+
+
+def test_a_damaged_header_of_a_tar(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x", "w", format=tarfile.PAX_FORMAT) as tape:
+        info = tarfile.TarInfo("a")
+        info.pax_headers = {"GNU.sparse.map": "x", "GNU.sparse.size": "1"}
+        tape.addfile(info, io.BytesIO(b""))
+    assert "not a whole tar or zip" in message(
+        lambda: unpack_archive(tmp_path / "x", tmp_path / "out")
+    )
+
+
+def test_a_negative_size_gives_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tar(tmp_path / "x", ("a", b"1"), ("b", b"2" * 20))
+    members = [("a", -100, True, lambda: io.BytesIO(b"")),
+               ("b", 20, True, lambda: io.BytesIO(b"2" * 20))]  # fmt: skip
+    monkeypatch.setattr(archives, "_members", lambda _: members)
+    told = message(lambda: unpack_archive(archive, tmp_path / "out", max_bytes=50))
+    assert "exceed 50 bytes" in told
+
+
+def test_contents_of_a_pipe_replace_what_a_killed_process_left(tmp_path: Path) -> None:
+    pipe = tmp_path / "63"
+    os.mkfifo(pipe)
+    for content in (b"one", b"two"):
+        with futures.ThreadPoolExecutor() as pool:
+            pool.submit(pipe.write_bytes, content)
+            found = locate_file(pipe, tmp_path / "u")
+        assert [path.read_bytes() for path in found.parent.iterdir()] == [content]
+        (found.parent / ".63.999999999.part").write_bytes(b"half")
 
 
 def test_a_name_in_a_zip_that_is_no_text(tmp_path: Path) -> None:

@@ -357,6 +357,7 @@ def test_files_are_named_with_their_checksums(tmp_path: Path) -> None:
     }
     assert len(text.head(0)) == 0
     assert dataclasses.replace(text, blank=(2,)).head(1).report() == ""
+    assert dataclasses.replace(text, blank=(1,)).head(1).line_numbers() == (2,)
 
 
 # ---------------------------------------------------------------------- one door

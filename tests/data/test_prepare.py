@@ -531,6 +531,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     smallest = len(BPETokenizer([]))
     for options, words in (
         (Preparation(pair="de-de"), "--pair 'de-de'"),
+        (Preparation(pair=7), "--pair 7: give a value such as 'de-en'"),  # type: ignore[arg-type]
         (Preparation(vocabulary=10), f"--vocabulary 10: must be at least {smallest}"),
         (Preparation(vocabulary=smallest - 1), "--vocabulary"),
         (Preparation(max_len=1), "--max-len 1"),
@@ -658,12 +659,39 @@ def test_a_shard_of_another_corpus(tmp_path: Path, files: Any) -> None:
     assert "another corpus" in message(lambda: Prepared(tmp_path / "out").tokens())
 
 
+def test_a_shard_of_as_many_pairs_of_another_corpus(tmp_path: Path, files: Any) -> None:
+    run(tmp_path / "out", files)
+    run(tmp_path / "other", files, replace(OPTIONS, vocabulary=OPTIONS.vocabulary + 10))
+    shards = [tmp_path / name / "shards" / "train-00001.safetensors" for name in ("out", "other")]
+    assert Shard.open(shards[0]).header["pairs"] == Shard.open(shards[1]).header["pairs"]
+    shutil.copy(shards[1], shards[0])
+    assert "another corpus" in message(lambda: Prepared(tmp_path / "out").tokens())
+
+
 def test_two_processes_do_not_prepare_one_folder(tmp_path: Path, files: Any) -> None:
     out = tmp_path / "p"
     out.mkdir()
     with lock_folder(out, wait=False):
-        assert "another process is preparing it" in message(lambda: run(out, files))
+        pipe = tmp_path / "63"
+        os.mkfifo(pipe)  # nobody writes: who opens it would wait
+        piped = {**files, "train": [(pipe, pipe)]}
+        assert "another process is preparing it" in message(lambda: run(out, piped))
+        assert not any(out.iterdir())
     run(out, files)
+
+
+def test_what_cannot_be_read_leaves_no_folder(tmp_path: Path, files: Any) -> None:
+    missing = {**files, "train": [(tmp_path / "none", tmp_path / "none")]}
+    assert "no such file" in message(lambda: run(tmp_path / "out", missing))
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_a_text_of_a_killed_process_is_removed(tmp_path: Path, files: Any) -> None:
+    half = tmp_path / "out" / ".val.de.999999999.part"
+    half.parent.mkdir()
+    half.write_bytes(b"half")
+    run(tmp_path / "out", files)
+    assert not half.exists()
 
 
 def test_no_bar_is_shown_where_the_error_stream_is_closed(

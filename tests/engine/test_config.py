@@ -247,6 +247,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
         ('{"optim": 7}', "optim: 7 is not OptimOptions"),
         ('{"model": {"norm": []}}', "model: norm: [] is not 'post' or 'pre'"),
         ('{"model": {"layers": true}}', "model: layers: True is not int"),
+        ('{"optim": {"peak": 1' + "0" * 400 + "}}", "00 is not float"),
         ('{"speed": {}}', "'speed' is unknown"),
         ('{"like": "mine"}', "like 'mine'"),
         ('{"like": 7}', "like 7"),

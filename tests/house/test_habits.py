@@ -58,7 +58,7 @@ def test_container_makes_the_book() -> None:
 
 
 def test_forms_are_whole() -> None:
-    forms = [p for p in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if p.stem != "config"]
+    forms = list((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
     assert len(forms) == 3
     for path in forms:
         form = yaml.safe_load(path.read_text("utf-8"))
@@ -87,7 +87,8 @@ def test_changes_are_told_version_by_version() -> None:
     project = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
     versions = re.findall(r"^## (\d+\.\d+\.\d+)", text, re.M)
     assert versions[0] == project[0]
-    assert versions == sorted(versions, reverse=True)
+    numbers = [[*map(int, version.split("."))] for version in versions]
+    assert numbers == sorted(numbers, reverse=True)
     newest = text.split("\n## ")[1]
     assert re.findall(r"^### (\w+)$", newest, re.M) == ["Added", "Changed", "Fixed"]
 

@@ -48,9 +48,8 @@ def test_wheel_has_every_module_and_its_tables(built: dict[str, Path]) -> None:
     wanted = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.is_file()}
     with zipfile.ZipFile(built["build_wheel"]) as wheel:
         names = set(wheel.namelist())
-    assert {name for name in wanted if "__pycache__" not in name} == {
-        name for name in names if ".dist-info/" not in name
-    }
+    wanted = {name for name in wanted if not re.search(r"__pycache__|\.DS_Store$", name)}
+    assert wanted == {name for name in names if ".dist-info/" not in name}
 
 
 def test_source_distribution_builds_and_has_no_test_that_cannot_run(
