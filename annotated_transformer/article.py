@@ -446,7 +446,8 @@ def run_epoch(
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
                 state.accum_step += 1
-            scheduler.step()
+            if scheduler is not None:
+                scheduler.step()
             state.samples += batch.src.size(0)
             state.tokens += batch.ntokens
         total, total_tokens = total + float(loss), total_tokens + batch.ntokens

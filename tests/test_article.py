@@ -135,6 +135,15 @@ def test_the_loop_of_2022() -> None:
     assert state.tokens == 60 * 20 * 9
 
 
+def test_the_loop_of_2022_needs_no_scheduler() -> None:
+    torch.manual_seed(0)
+    model = article.make_model(V, V, N=1, d_model=16, d_ff=32, h=2)
+    compute = SimpleLossCompute(model.generator, LabelSmoothing(V, 0, 0.0))
+    optimizer = torch.optim.Adam(model.parameters())
+    _, state = run_epoch(data_gen(V, 20, 2), model, compute, optimizer, mode="train")
+    assert state.step == 2
+
+
 def test_the_text_of_2022_becomes_batches_that_a_model_learns_from() -> None:
     """Its code for Multi30k, with a list for torchtext's vocabulary."""
     found = grammar_pairs("train", 96)

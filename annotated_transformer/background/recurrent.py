@@ -85,7 +85,7 @@ def gru_step(from_input: Tensor, from_state: Tensor, h: Tensor) -> Tensor:
     r_h, z_h, n_h = from_state.chunk(3, dim=-1)
     r, z = (r_x + r_h).sigmoid(), (z_x + z_h).sigmoid()
     n = torch.addcmul(n_x, r, n_h).tanh()  # n_x + r * n_h
-    return torch.lerp(n, h, z)  # (1 - z) * n + z * h
+    return torch.lerp(n, h.to(n.dtype), z)  # (1 - z) * n + z * h
 
 
 class GRUCell(Cell):

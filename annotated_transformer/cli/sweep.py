@@ -98,11 +98,7 @@ def run(command: Sweep) -> int:
 
 @contextlib.contextmanager
 def only_sweep(folder: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder.
-
-    Raises:
-        SweepError: Another one is there.
-    """
+    """Keep other sweeps out of a folder; raise SweepError if one is there."""
     mark = folder / ".sweep"  # the folder itself is locked while the record is written
     remedy = "wait until it ends, or give another --out; the --record may be the same"
     with claim_folder(mark, SweepError(f"{folder}: another sweep works there; {remedy}")):

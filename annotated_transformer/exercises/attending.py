@@ -212,7 +212,8 @@ def multi_head(
 def _multi_head_case(draw: Draw) -> Case:
     h, d, b, n, m = (draw.integer(*ends) for ends in ((1, 3), (2, 3), (2, 3), (1, 3), (2, 4)))
     x = draw.normal(b, n, h * d), draw.normal(b, m, h * d), draw.normal(b, m, h * d)
-    mask = draw.mask(b, 1, m) | (torch.arange(m) == 0) if draw.integer(0, 1) else None
+    rows = draw.random.choice([1, n])
+    mask = draw.mask(b, rows, m) | (torch.arange(m) == 0) if draw.integer(0, 1) else None
     return *x, *(draw.normal(h * d, h * d) for _ in range(4)), h, mask
 
 

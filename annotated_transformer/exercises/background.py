@@ -191,5 +191,5 @@ PAIRED_INTERVAL: Final = Exercise(
         "divided by n: the mean was estimated, so it is n - 1": partial(paired_interval, less=0),
         "the spread of single runs: divide by the root of n": partial(paired_interval, root=False),
         "not paired: the differences come first, then their spread": _not_paired,
-    },
+    }, tolerance=1e-6,  # a root may be taken in float32
 )  # fmt: skip

@@ -232,5 +232,5 @@ SCALED_EMBEDDING: Final = Exercise(
         "divided by √d_model, not multiplied": lambda x, table: table[x] / table.size(1) ** 0.5,
         "times the root of the vocabulary's size": lambda x, table: table[x] * len(table) ** 0.5,
         "times the root of the sequence's length": lambda x, table: table[x] * x.size(-1) ** 0.5,
-    },
+    }, tolerance=1e-6,  # a root may be taken in float32
 )  # fmt: skip

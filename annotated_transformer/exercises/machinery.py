@@ -88,7 +88,7 @@ def _try_cases(name: str, exercise: Exercise, answer: Answer) -> Trial:
         trial.tried.append((case, wanted, yours, seed))
         if found := outcome_difference(wanted, yours, exercise):
             trial.failed.append((case, found))
-        if isinstance(yours.raised, NotImplementedError):
+        if repr(yours.raised) == "NotImplementedError()":  # PyTorch's own have a text
             break
     return trial
 
@@ -118,7 +118,7 @@ def name_mistake(exercise: Exercise, trial: Trial) -> str | None:
 def _judge(name: str, exercise: Exercise, trial: Trial) -> Result:
     """Make the result from a trial."""
     tried, examples = len(trial.tried), len(exercise.examples)
-    if any(isinstance(yours.raised, NotImplementedError) for _, _, yours, _ in trial.tried):
+    if any(repr(yours.raised) == "NotImplementedError()" for _, _, yours, _ in trial.tried):
         return Result(name, False, f"{name}: not written yet", tried)
     if not trial.failed:
         grads = any(wanted.grads is not None for _, wanted, _, _ in trial.tried)

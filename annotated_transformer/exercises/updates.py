@@ -49,6 +49,7 @@ LEARNING_RATE: Final = Exercise(
 )  # fmt: skip
 
 
+@torch.no_grad()
 def adam_step(
     weight: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, lr: float, *,
     beta1: float = 0.9, beta2: float = 0.98, eps: float = 1e-9, correct: tuple[int, int] = (1, 1),
@@ -187,6 +188,7 @@ DROPOUT: Final = Exercise(
 )  # fmt: skip
 
 
+@torch.no_grad()
 def average_checkpoints(states: Sequence[State]) -> dict[str, Tensor]:
     """Return the mean of each parameter."""
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}

@@ -215,7 +215,7 @@ def _bleu_case(draw: Draw) -> Case:
 _LONG = "the cat sat on the mat and slept".split()
 BLEU: Final = Exercise(
     bleu,
-    [([_LONG], [_LONG]), ([_LONG[:5]], [_LONG]), ([[*_LONG[:6], "the", "the"]], [_LONG])],
+    [([["so"] * 4], [_LONG]), ([_LONG[:5]], [_LONG]), ([[*_LONG[:6], "the", "the"]], [_LONG])],
     _bleu_case,
     {
         "not clipped: at most as many match as the reference has": partial(bleu, clip=False),

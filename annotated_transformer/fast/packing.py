@@ -132,7 +132,7 @@ class PackedMask:
         """Return the additive mask of the scores ``(batch * h, n, m)``, cached for all layers."""
         if (h, dtype) not in self._biases:
             n, m, (batch, _, length) = self.queries.width, self.keys.width, self.mask.shape
-            bias = self.mask.new_full((batch, n, m), torch.finfo(dtype).min, dtype=dtype)
+            bias = self.mask.new_full((batch, n, m), torch.finfo(dtype).min / 2, dtype=dtype)
             bias[:, : self.queries.shape[1], :length].masked_fill_(self.mask, 0)
             self._biases[h, dtype] = bias.repeat_interleave(h, 0)
         return self._biases[h, dtype]

@@ -258,6 +258,15 @@ def test_state_goes_on_where_it_stopped(seed: int, kind: type[Recurrent], cut: i
     torch.testing.assert_close(state, end)
 
 
+@pytest.mark.parametrize("kind", [recurrent.RNN, recurrent.LSTM, recurrent.GRU])
+def test_layers_work_in_16_bits(kind: Any) -> None:
+    torch.manual_seed(0)
+    layer, x = kind(4, 4), torch.randn(2, 3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        short = layer(x)[0]
+    torch.testing.assert_close(short.float(), layer(x)[0], atol=0.02, rtol=0.02)
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     layer, x = LSTM(3, 4), torch.randn(2, 5, 3)
     with pytest.raises(ValueError, match="n > 0"):

@@ -66,6 +66,15 @@ def test_a_class_that_is_a_stub_is_not_written_yet() -> None:
     assert "not written yet" in message("layer_norm", Stub)
 
 
+def test_what_pytorch_has_not_implemented_is_an_exception() -> None:
+    def mask(n: int, r: int) -> Tensor:
+        return torch.ones(1, n, n).tril() & torch.ones(1, n, n).triu(1 - r)  # no booleans
+
+    told = message("window_mask", mask)
+    assert "not implemented for 'Float'" in told
+    assert "not written yet" not in told
+
+
 def test_an_exception_is_told_with_the_readers_line_and_the_case() -> None:
     def broken(x: Tensor, keep: Tensor, p: float) -> Tensor:
         return x @ x.new_zeros(99, 1)
@@ -113,6 +122,42 @@ def test_a_root_in_float32_is_no_mistake() -> None:
         return attention(q * q.size(-1) ** 0.5 / torch.tensor(q.size(-1)).sqrt(), k, v, mask)[0]
 
     assert check("attention", rooted).passed
+    embedded = check(
+        "scaled_embedding", lambda x, table: table[x] * torch.tensor(table.size(1)).sqrt()
+    )
+    assert embedded.passed
+
+    def one_query(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        scores = keys @ query / torch.tensor(len(query)).sqrt()
+        return scores.softmax(0) @ values
+
+    assert check("one_query", one_query).passed
+
+
+def test_what_needs_no_gradient_may_have_none() -> None:
+    def mean(states: Any) -> dict[str, Tensor]:
+        return {name: sum(state[name] for state in states) / len(states) for name in states[0]}
+
+    assert check("average_checkpoints", mean).passed
+    assert check("average_checkpoints", torch.no_grad()(mean)).passed
+
+
+def test_a_precision_of_zero_is_tried() -> None:
+    def logarithms(hypotheses: Any, references: Any) -> float:
+        found = find("bleu").reference(hypotheses, references)
+        return float(found) if found else math.log(0)
+
+    assert "math domain error" in message("bleu", logarithms)
+
+
+def test_masks_of_every_query_are_tried() -> None:
+    def flat(*values: Any) -> Tensor:
+        *others, mask = values
+        mask = None if mask is None else mask.view(len(mask), 1, -1)
+        y: Tensor = find("multi_head_attention").reference(*others, mask)
+        return y
+
+    assert not check("multi_head_attention", flat).passed
 
 
 @pytest.mark.parametrize(
