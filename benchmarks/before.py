@@ -97,16 +97,16 @@ def main(words: Sequence[str] | None = None) -> None:
         print(
             f"{job:16}{row['median']:8.3f}{row['best']:8.3f}{row['memory'] or 0:8.3f}", flush=True
         )
-    if options.record:
-        record = {
-            "kind": "before",
-            **origin("benchmarks"),
-            "hardware": {"processor": processor_name(), "threads": torch.get_num_threads()},
-            "before": commit_of(folder),
-            "rounds": options.rounds,
-            "jobs": found,
-        }
-        keep(record, options.record)
+        if options.record:
+            record = {
+                "kind": "before",
+                **origin("benchmarks"),
+                "hardware": {"processor": processor_name(), "threads": torch.get_num_threads()},
+                "before": commit_of(folder),
+                "rounds": options.rounds,
+                "jobs": found,
+            }
+            keep(record, options.record)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch import Tensor
 from annotated_transformer.fast.decoding import (
     CachedSteps,
     DecoderWeights,
+    _decoder_weights,
     _LayerCache,
     attend_once,
 )
@@ -165,7 +166,7 @@ def _start(
     mask = (src_mask != 0).expand(src.size(0), 1, -1)
     rows = Rows(mask[:, 0])
     memory = FastModel(model).encode(src, PackedMask(mask, rows, rows))
-    return GraphedSteps(DecoderWeights(model), memory, mask, beam, positions)
+    return GraphedSteps(_decoder_weights(model), memory, mask, beam, positions)
 
 
 def graphed(positions: int) -> partial[Steps]:

@@ -31,11 +31,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8, help="number of seeds, from 0")
     parser.add_argument("--record", type=Path, help="write the results to this JSON file")
     options = parser.parse_args()
-    runs = {}
-    if options.record and options.record.exists():
-        runs = json.loads(options.record.read_text(encoding="utf-8"))["runs"]
     torch.set_num_threads(1)
     names = definitions(CHAPTER, VALUES)
+    updates, runs = names["options"].optim.updates, {}
+    if options.record and options.record.exists():
+        kept = json.loads(options.record.read_text(encoding="utf-8"))
+        if kept["updates"] != updates:
+            parser.error(f"--record {options.record}: has {kept['updates']} updates; name another")
+        runs = kept["runs"]
     limit_kernels()
     keep_large_blocks()
     for seed in range(options.seeds):
@@ -45,7 +48,7 @@ def main() -> None:
         runs[str(seed)] = names["findings"](seed)
         print(json.dumps(runs[str(seed)]), flush=True)
         if options.record:
-            place = {"hardware": processor_name(), "updates": names["options"].optim.updates}
+            place = {"hardware": processor_name(), "updates": updates}
             keep({**origin("benchmarks.heads"), **place, "runs": runs}, options.record)
 
 

@@ -51,9 +51,13 @@ def main() -> None:
     names = definitions("background/seq2seq", VALUES)
     forms = {form: (form, count) for form, count in names["updates"].items()}
     forms["dot, longer"] = ("dot", LONGER * names["updates"]["dot"])
+    counts = {name: count for name, (_, count) in forms.items()}
     runs: dict[str, Any] = {}
     if options.record and options.record.exists():
-        runs = json.loads(options.record.read_text(encoding="utf-8"))["runs"]
+        kept = json.loads(options.record.read_text(encoding="utf-8"))
+        if kept["updates"] != counts:
+            parser.error(f"--record {options.record}: has {kept['updates']} updates; name another")
+        runs = kept["runs"]
     for seed in range(options.seeds):
         if str(seed) in runs:
             continue
@@ -63,7 +67,7 @@ def main() -> None:
             record = {
                 **origin("benchmarks.lengths"),
                 "hardware": processor_name(),
-                "updates": {name: count for name, (_, count) in forms.items()},
+                "updates": counts,
                 "diagonal": {
                     kind: agreement(names, names["diagonal"], known)
                     for kind, known in names["kinds"].items()

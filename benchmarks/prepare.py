@@ -132,8 +132,10 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=37_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="for the corpus; a temporary one unless given")
-    parser.add_argument("--record", type=Path, default=Path("results/prepare-5m.json"))
+    parser.add_argument("--record", type=Path, help="results/prepare-5m.json for all five million")
     options = parser.parse_args()
+    if options.record is None and options.pairs == 5_000_000:
+        options.record = Path("results/prepare-5m.json")
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         write_corpus(folder, options.pairs)
@@ -159,7 +161,8 @@ def main() -> None:
         **result,
     }
     record["said"] = [line.replace(name, "FOLDER") for line in record["said"]]
-    keep(record, options.record)
+    if options.record:
+        keep(record, options.record)
     print(json.dumps(record, indent=1))
 
 

@@ -182,6 +182,8 @@ def main() -> int:
     chosen = parser.parse_args()
     options = load_recipe(RECIPE)
     if chosen.updates is not None:
+        if chosen.package == FOLDER or chosen.record == RECORD:
+            parser.error("--updates: not the recipe's model; give --package and --record, too")
         options = options.replace(updates=chosen.updates)
     torch.set_num_threads(1)
     prepare_cpu()

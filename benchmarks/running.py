@@ -58,7 +58,10 @@ def main() -> None:
     names = prepared()
     runs: dict[str, Any] = {}
     if options.record and options.record.exists():
-        runs = json.loads(options.record.read_text(encoding="utf-8"))["runs"]
+        kept = json.loads(options.record.read_text(encoding="utf-8"))
+        if kept["updates"] != options.updates:
+            parser.error(f"--record {options.record}: has {kept['updates']} updates; name another")
+        runs = kept["runs"]
     for seed in range(options.seeds):
         if str(seed) in runs:
             continue

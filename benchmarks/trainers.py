@@ -262,7 +262,7 @@ TINY = Size(ModelConfig(N=1, d_model=64, d_ff=256, h=4, max_len=512), 500, 8)
 
 
 def main() -> None:
-    """Show that a library can learn a batch, and print its number of parameters."""
+    """Show that a library can learn a batch: print its first loss and its last."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trainers", description=main.__doc__)
     parser.add_argument("name", choices=TRAINERS)
     parser.add_argument("--steps", type=int, default=200)

@@ -18,7 +18,9 @@ from annotated_transformer.fast.decoding import (
     keep_decoder_weights,
     start_steps,
 )
+from annotated_transformer.fast.ensemble import Ensemble
 from annotated_transformer.fast.linear import CHUNK, OnednnLinear, PlainLinear, most_probable
+from annotated_transformer.fast.model import FastModel
 from annotated_transformer.fast.quantized import DecodingPrecision
 from annotated_transformer.fast.screen import Screen, multiplies_bytes
 from annotated_transformer.model.architecture import EncoderDecoder, SublayerConnection
@@ -177,12 +179,20 @@ def test_greedy_decoding_by_fast_steps_is_the_plain_loop(seed: int, rows: int) -
 
 
 @needs_onednn
-def test_products_stay_float32_and_the_setting_is_put_back() -> None:
+def test_products_stay_float32_and_the_setting_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (src, mask) = model(), block(0, 3)
     fast = start_steps(net, src, mask)
+    seen, once = set(), module.attend_once
+
+    def watched(*inputs: Any) -> Tensor:
+        seen.add(torch.get_float32_matmul_precision())
+        return once(*inputs)
+
+    monkeypatch.setattr(module, "attend_once", watched)
     torch.set_float32_matmul_precision("medium")
     try:
         fast(torch.tensor([4, 5, 6]))
+        assert seen == {"highest"}
         assert torch.get_float32_matmul_precision() == "medium"
         with pytest.raises(IndexError):
             fast(torch.tensor([VOCAB, 5, 6]))  # no such token
@@ -308,6 +318,33 @@ def test_contexts_of_kept_weights_nest() -> None:
             assert module._kept[net][0] == "float32"
         assert module._kept[net][0] == "bfloat16"
     assert not module._kept
+
+
+def test_of_an_ensemble_the_members_weights_are_kept() -> None:
+    nets = [model(0), model(1)]
+    with keep_decoder_weights(Ensemble(nets), "bfloat16"):
+        assert [module._kept[net][0] for net in nets] == ["bfloat16"] * 2
+    assert not module._kept
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_below_float32_the_encoder_takes_bfloat16_where_that_is_faster(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, (src, mask), seen = model(), block(0, 3), []
+    encode = FastModel.encode
+
+    def watched(self: Any, *inputs: Any) -> Tensor:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return encode(self, *inputs)
+
+    monkeypatch.setattr(FastModel, "encode", watched)
+    monkeypatch.setattr(module, "bfloat16_is_fast", lambda: fast)
+    with keep_decoder_weights(net, "bfloat16"):
+        steps = start_steps(net, src, mask)
+    assert seen == [fast]
+    assert isinstance(steps, module.CachedSteps)
+    assert steps.layers[0].source_keys.dtype == torch.float32
 
 
 def test_weights_without_a_count_of_changes_are_rearranged_each_time() -> None:
