@@ -150,7 +150,7 @@ def read_words(name: str, words: Sequence[str]) -> tuple[list[str], dict[str, st
     plain, said = [], {}
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         option, equals, value = word.partition("=")
-        if not word or (equals and not value):
+        if not word or (word[0] == "-" and equals and not value):
             place = next((each for each in (option, before) if each.startswith("-")), "an argument")
             raise UsageError(f"{place}: is empty; give a value, or leave it out")
         if any("\ud800" <= sign <= "\udfff" for sign in word):
@@ -219,6 +219,8 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
             refuse("has no effect without --average; give both", "average_every")
         if command.data.tokenizer == "words":
             refuse("has no effect with --tokenizer words; leave it out", "vocabulary")
+        if command.data.prepared is not None:
+            refuse("has no effect with --prepared; leave it out", "skip_long")
     elif isinstance(command, Evaluate) and command.model is None and command.hypotheses:
         refuse("is for a system, not for two files", *SYSTEM)
     elif isinstance(command, Export) and command.to != "ctranslate2":

@@ -160,7 +160,8 @@ def error_message(error: Exception) -> str | None:
     if isinstance(error, ImportError):
         return f"a library cannot be loaded: {error}; check this process's limits, or reinstall it"
     ours = kind.__module__.startswith("annotated_transformer.")
-    if isinstance(error, FloatingPointError) or (isinstance(error, ValueError) and ours):
+    known = isinstance(error, FloatingPointError) or kind.__name__ == "DistNetworkError"  # a port
+    if known or (isinstance(error, ValueError) and ours):
         return str(error)
     full = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     if full or isinstance(error, MemoryError):

@@ -32,7 +32,7 @@ def run(command: Plot) -> int:
     state = read_state(command.model)
     curve = [] if state is None else [asdict(point) for point in state.curve]
     picture = io.BytesIO()
-    log_figure(journal, curve, command.model.name).savefig(picture, format=path.suffix[1:])
+    log_figure(journal, curve, command.model).savefig(picture, format=path.suffix[1:])
     write_atomically(path, picture.getvalue())
     log(f"wrote {path}")
     return 0

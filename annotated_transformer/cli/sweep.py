@@ -44,6 +44,7 @@ from annotated_transformer.engine.sweep import SAMPLE, Grid, load_grid
 from annotated_transformer.engine.system import model_config, translate_lines
 from annotated_transformer.engine.trainer import Trainer
 from annotated_transformer.engine.treebanks import is_parser
+from annotated_transformer.fast.products import prepare_cpu
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
 from annotated_transformer.results.machine_translation import judge_claim
@@ -235,6 +236,7 @@ def probe(row: str, seed: int, options: Options, folder: Path) -> float:
         SweepError: The run cannot begin.
     """
     try:
+        prepare_cpu()  # as the runs do
         texts = train.load_texts(options.data, bar=False, warn=False)
         trainer = Trainer(options.replace(steps=PROBE), folder / f"{row}-{seed}", texts)
         if trainer.state.updates < options.optim.updates:

@@ -153,7 +153,7 @@ def log_plan(trainer: Trainer, texts: Texts, products: Products) -> None:
     for text in () if isinstance(texts, Prepared) else texts:
         if report := text.report():
             log(f"{text.name} {text.split}: {report}")
-    if trainer.world.device.type == "cpu":
+    if trainer.updater.precision.device.type == "cpu":
         log(str(products))
     if trainer.world.size > 1:
         log(f"{trainer.world.size} processes")

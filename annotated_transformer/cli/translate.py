@@ -162,7 +162,7 @@ def translate_stream(command: Translate, decoder: Decoder, read: Callable[[int],
                 if not command.interactive:
                     raise
                 print_error(error)
-                write_document("\n", command.output)  # an answer for each line
+                write_document(decoder.decode([""], name, first=count + 1), command.output)
             count += len(lines)
         show_prompt(asks)
     if asks:

@@ -363,7 +363,7 @@ def run_tensors(
             found[name] = whole
     for rank, state in enumerate(world.gather(torch.get_rng_state())):
         found[f"random.{rank}"] = state
-    if world.device.type == "cuda":
+    if next(model.parameters()).device.type == "cuda":
         for rank, state in enumerate(world.gather(torch.cuda.get_rng_state())):
             found[f"random.{rank}.cuda"] = state
     if next(model.parameters()).device.type == "mps":
@@ -405,7 +405,7 @@ def restore_run(
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
         if (name := f"random.{world.rank}") in tensors or not world.rank:
             torch.set_rng_state(tensors[name])
-        if f"{name}.cuda" in tensors and world.device.type == "cuda":
+        if f"{name}.cuda" in tensors and next(model.parameters()).device.type == "cuda":
             torch.cuda.set_rng_state(tensors[f"{name}.cuda"])
         if f"{name}.mps" in tensors and next(model.parameters()).device.type == "mps":
             torch.mps.set_rng_state(tensors[f"{name}.mps"])

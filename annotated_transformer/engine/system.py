@@ -202,18 +202,10 @@ def translate_lines(
 
 
 def n_best_lines(
-    system: System,
-    lines: Sequence[str],
-    *,
-    n_best: int = 1,
-    beam: int = 4,
-    alpha: float = 0.6,
-    sampling: Sampling | None = None,
-    max_tokens: int = 4096,
-    name: str = "input",
-    first: int = 1,
+    system: System, lines: Sequence[str], *, n_best: int = 1, beam: int = 4, alpha: float = 0.6,
+    sampling: Sampling | None = None, max_tokens: int = 4096, name: str = "input", first: int = 1,
     progress: bool = False,
-) -> list[list[Translation]]:
+) -> list[list[Translation]]:  # fmt: skip
     """Translate lines like :func:`translate_lines`, and return several translations with scores.
 
     The beam must be at least ``n_best``. With ``sampling``, each translation is drawn, in place of

@@ -97,7 +97,7 @@ class Trainer:
             NonFiniteError: A loss or gradient is NaN or infinite and should not be skipped.
         """
         self.files.lock()
-        optim, state, main = self.options.optim, self.state, self.world.main
+        optim, state, main, self.stopped = self.options.optim, self.state, self.world.main, None
         try:
             self.files.begin(state.updates)
             opened = open_log(self.folder, self.options, state, main=main, progress=progress)
@@ -225,9 +225,13 @@ def open_run(
 def find_system(options: Options, texts: Texts, folder: Path | None) -> System:
     """Return a system with initial weights: a new one, or that of the run in ``folder``."""
     text = texts if isinstance(texts, Prepared) else texts[0]
-    described = {"options": options.described(), "checksums": dict(text.checksums)}
+
+    def digests(text: Any) -> dict[str, str]:  # files of one name have theirs together
+        return {x: " ".join(d for n, d in text.checksums if n == x) for x, _ in text.checksums}
+
+    described = {"options": options.described(), "checksums": digests(text)}
     if not isinstance(texts, Prepared):
-        described["valid"] = dict(texts[1].checksums)
+        described["valid"] = digests(texts[1])
     before = None if options.optim.finetune_from is None else load_start(options, text)
     if before is not None:
         described["finetuned"] = before.training["finetuned"]
@@ -270,7 +274,7 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path, done: 
             raise UsageError(f"{folder}: its run was started {how}; {words}")
     known = {"valid": now.get("valid"), **before}  # an older version did not note it
     for name, what in KEPT.items():
-        if known.get(name) != now.get(name):
+        if repr(known.get(name)) != repr(now.get(name)):  # the order of files counts
             option = "--finetune-from " * (name == "finetuned")
             words = f"give the same {option}to resume it, or choose another folder with --out"
             raise UsageError(f"{folder}: its run was started with {what}; {words}")

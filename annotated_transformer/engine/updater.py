@@ -21,6 +21,7 @@ from annotated_transformer.engine.state import Checkpoint, TrainState
 from annotated_transformer.engine.system import System
 from annotated_transformer.engine.texts import lines_of
 from annotated_transformer.fast.adam import lean_adam
+from annotated_transformer.fast.linear import matmul_precision
 from annotated_transformer.fast.packing import IndexedBatch
 from annotated_transformer.model.complexity import training_flops
 from annotated_transformer.model.transformer import ModelConfig
@@ -93,7 +94,7 @@ class Updater:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # the first step may be skipped
         if precision.device.type == "cpu":  # all multiply as the main process has chosen to
             levels = ("highest", "high", "medium")
-            own = levels.index(torch.get_float32_matmul_precision())
+            own = levels.index(matmul_precision() or "highest")
             torch.set_float32_matmul_precision(levels[int(world.sum(own * world.main)[0])])
 
     def batches(self, groups: Sequence[Tensor]) -> list[Batch]:
@@ -162,7 +163,7 @@ class Updater:
         scale = None if self.precision.scale is None else self.precision.scale.state_dict()
         schedule = {k: v for k, v in self.schedule.state_dict().items() if k != "lr_lambdas"}
         groups, own = self.optimizer.state_dict()["param_groups"], self.system.fingerprint
-        products = processor_name(), torch.get_float32_matmul_precision()
+        products = processor_name(), matmul_precision() or "highest"
         return Checkpoint(state, self.world.size, groups, schedule, own, scale, products)
 
     def restore(self, found: Checkpoint) -> None:

@@ -106,7 +106,7 @@ def serve(number: int) -> None:
     import torch
     from tyro import _docstrings, _parsers, _unsafe_cache
 
-    from annotated_transformer.cli import arguments, systems, train
+    from annotated_transformer.cli import arguments, sweep, systems, train
     from annotated_transformer.data import corpora
     from annotated_transformer.data.grammar import grammar_pairs
     from annotated_transformer.engine.config import UsageError
@@ -128,7 +128,7 @@ def serve(number: int) -> None:
             with contextlib.suppress(UsageError):
                 arguments.parse_command_line(words)
     torch.set_num_threads(1)
-    for module in (systems, train):
+    for module in (sweep, systems, train):
         vars(module)["prepare_cpu"] = _no_measurement
     channel = socket.socket(fileno=number).makefile("rw", encoding="utf-8")
     gc.set_threshold(50_000, 20, 100)  # as in the tests

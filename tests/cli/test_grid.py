@@ -380,13 +380,15 @@ def test_a_plan_takes_no_pace_from_another_machine(
     runs = {"0": {"seconds": 100.0, "search_seconds": 20.0}}
     record: dict[str, Any] = {"hardware": here, "rows": {"base": {"runs": runs}}}
     left = [("base", 1, options), ("base", 2, options)]
+    chosen: list[bool] = []
+    monkeypatch.setattr(sweep, "prepare_cpu", lambda: chosen.append(True))
 
     class Probe:
         state = SimpleNamespace(updates=20, update_seconds=40.0)
         stopped: int | None = None
 
         def __init__(self, *_: object) -> None:
-            pass
+            assert chosen  # the products that the runs take
 
         def train(self, *, progress: bool) -> None:
             pass

@@ -21,10 +21,12 @@ def test_plot_takes_the_curve_of_the_newest_sound_checkpoint(
     shutil.copytree(trained, folder)
     (folder / "record.json").write_text('{"curve": "of an earlier end"}', encoding="utf-8")
     seen: list[Any] = []
+    titles: list[str] = []
     real = log_figure
 
-    def watched(journal: Any, curve: Any, name: str) -> Any:
+    def watched(journal: Any, curve: Any, name: Path) -> Any:
         seen.append(curve)
+        titles.append(str(name))
         return real(journal, curve, name)
 
     monkeypatch.setattr(plot, "log_figure", watched)
@@ -37,6 +39,9 @@ def test_plot_takes_the_curve_of_the_newest_sound_checkpoint(
     curves = [load_tensors(path)[1]["state"]["curve"] for path in checkpoint_paths(trained)]
     assert seen == [curves[1], curves[0], []]
     assert curves[1]
+    monkeypatch.chdir(folder)
+    assert main(["plot", "."]) == 0
+    assert titles == [str(folder)] * 3 + ["."]  # which log_figure names after the folder
 
 
 def test_plot_draws_a_log(trained: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,17 @@ def test_the_record_is_not_one_of_the_texts(
     words = [*SIZES.split(), *texts, "--out", str(tmp_path / "run"), "--record", place]
     assert f"--record {place}: is also the input" in fails(capsys, "train", *words)
     assert Path(place).read_bytes() == before
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("localhost", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        words = [sys.executable, "-m", "annotated_transformer", "train", "--updates", "1"]
+        done = subprocess.run(words, env=os.environ | place, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert port in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_rank_without_its_world_is_told(

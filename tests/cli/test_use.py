@@ -253,6 +253,11 @@ def test_a_dialogue_has_a_prompt_and_survives_a_bad_line(
     assert main(["translate", str(trained), "--interactive", "--beam", "1"]) == 0
     assert "> " not in capsys.readouterr().err
     assert "leave out the file" in fails(capsys, "translate", trained, __file__, "--interactive")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert main(["translate", str(trained), "--interactive", "--n-best", "1"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split("\t")[0] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert [row.split("\t")[1:] for row in rows[1:4]] == [["0.0000", "0.0000", ""]] * 3
 
 
 def test_live_input_is_for_pipes_and_the_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:

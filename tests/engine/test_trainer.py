@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ from annotated_transformer.engine.interruption import collect_signals, defer_sig
 from annotated_transformer.engine.journal import Journal, read_journal
 from annotated_transformer.engine.precision import PreciseLoss
 from annotated_transformer.engine.system import System, translate_lines
-from annotated_transformer.engine.texts import updates_to_come
+from annotated_transformer.engine.texts import Texts, updates_to_come
 from annotated_transformer.engine.trainer import Trainer, choose_precision
 from annotated_transformer.engine.updater import prefetch_items, replay_update
 from annotated_transformer.fast import loss as fast_loss
@@ -309,7 +310,8 @@ def test_a_signal_during_the_last_update_is_no_end(
         assert not run.train(progress=False)
     assert (run.stopped, run.state.updates) == (signal.SIGTERM, 8)
     assert not (tmp_path / AVERAGED).exists()
-    assert Trainer(options, tmp_path, TEXTS).train(progress=False)
+    assert run.train(progress=False)
+    assert run.stopped is None
     assert (tmp_path / AVERAGED).exists()
     assert bits_of(tmp_path) == bits_of(straight.folder)
 
@@ -395,6 +397,29 @@ def test_other_options_are_refused(change: dict[str, Any], words: str, straight:
 def test_another_text_is_refused(straight: Trainer) -> None:
     with pytest.raises(UsageError, match="another text"):
         Trainer(OPTIONS, straight.folder, (load_corpus("grammar", size=61), TEXTS[1]))
+
+
+def test_files_of_one_name_and_their_order_are_told_apart(tmp_path: Path) -> None:
+    def named(first: str, second: str, *names: str) -> Texts:
+        digests = tuple(zip(names, (first, second), strict=True))
+        return replace(TEXTS[0], checksums=digests), TEXTS[1]
+
+    for folder, names in (("one", ("train.txt", "train.txt")), ("two", ("x.txt", "y.txt"))):
+        run = Trainer(OPTIONS.replace(steps=1), tmp_path / folder, named("a", "b", *names))
+        assert not run.train(progress=False)
+        others = [named("c", "b", *names), named("b", "a", *names[::-1])]
+        for other in others:
+            with pytest.raises(UsageError, match="another text"):
+                Trainer(OPTIONS, tmp_path / folder, other)
+        Trainer(OPTIONS, tmp_path / folder, named("a", "b", *names)).files.release()
+
+
+def test_a_program_with_the_newer_setting_of_precision_trains(tmp_path: Path) -> None:
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert Trainer(OPTIONS, tmp_path, TEXTS).train(progress=False)
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_another_validation_text_is_refused(straight: Trainer) -> None:
