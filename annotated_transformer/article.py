@@ -454,8 +454,7 @@ def run_epoch(
         tokens += batch.ntokens
         if i % 50 == 1 and mode in ("train", "train+log"):
             speed = tokens / (time.time() - start)
-            mean = float(loss) / batch.ntokens
-            print(f"Epoch Step: {i} Loss: {mean:f} Tokens per Sec: {speed:f}")
+            print(f"Epoch Step: {i} Loss: {float(loss) / batch.ntokens:f} Tokens per Sec: {speed:f}")
             start, tokens = time.time(), 0
     return total / total_tokens if optimizer is None else (total / total_tokens, state)
 

@@ -48,9 +48,8 @@ from annotated_transformer.translation.evaluation import score
 
 def run(command: Train) -> int:
     """Train, score and write the record, in several processes under torchrun."""
-    options, bar = command.options, not command.quiet
-    texts_given = (*(options.data.train_files or ()), *(options.data.valid_files or ()))
-    check_target("--record", command.record, *texts_given)
+    options, bar, data = command.options, not command.quiet, command.data
+    check_target("--record", command.record, *(data.train_files or ()), *(data.valid_files or ()))
     with contextlib.ExitStack() as stack:
         world = stack.enter_context(process_group())
         check_world(options, world)
