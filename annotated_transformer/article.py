@@ -453,8 +453,8 @@ def run_epoch(
         total, total_tokens = total + float(loss), total_tokens + batch.ntokens
         tokens += batch.ntokens
         if i % 50 == 1 and mode in ("train", "train+log"):
-            speed = tokens / (time.time() - start)
-            print(f"Epoch Step: {i} Loss: {float(loss) / batch.ntokens:f} Tokens per Sec: {speed:f}")
+            speed, mean = tokens / (time.time() - start), float(loss) / batch.ntokens
+            print(f"Epoch Step: {i} Loss: {mean:f} Tokens per Sec: {speed:f}")
             start, tokens = time.time(), 0
     return total / total_tokens if optimizer is None else (total / total_tokens, state)
 

@@ -241,6 +241,13 @@ def test_links_show_what_they_lead_to(page: Page, site: str) -> None:
     card.wait_for(state="visible")
     page.keyboard.press("Tab")
     assert link.get_attribute("aria-describedby") is None
+    far = page.locator('.bd-article a.internal[href*="bibliography.html#"]').last
+    before = page.evaluate("scrollY")
+    far.focus()
+    page.wait_for_timeout(500)
+    assert page.evaluate("scrollY") != before  # the page has scrolled to it
+    assert card.is_visible()
+    assert far.get_attribute("aria-describedby") == "hover-card"
 
 
 def test_cards_say_something() -> None:
