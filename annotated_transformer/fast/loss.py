@@ -32,8 +32,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         learn: bool,
         low: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        size = weight.size(0)
-        plain = low == x.dtype
+        size, plain = weight.size(0), low == x.dtype
         inner = scale if plain else 1.0  # scaled gradients could underflow in float16
         matrix = weight.to(low)
         grad_x, grad_w = torch.empty_like(x), torch.zeros_like(weight)
@@ -49,8 +48,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             right = z.gather(1, gold).to(wide).sum()
             if smoothing:  # without it a token may be excluded, its logit minus infinity
                 loss -= smoothing / size * z.sum(dim=1).to(wide).sum()
-            z.exp_()
-            norm = z.sum(dim=1, keepdim=True)
+            norm = z.exp_().sum(dim=1, keepdim=True)
             log_norm = norm.to(wide).log().sum()
             nll += log_norm - right
             loss += log_norm - (1 - smoothing) * right
