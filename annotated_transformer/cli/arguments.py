@@ -219,8 +219,6 @@ def check_command(command: Command, said: Mapping[str, str]) -> None:
             refuse("has no effect without --average; give both", "average_every")
         if command.data.tokenizer == "words":
             refuse("has no effect with --tokenizer words; leave it out", "vocabulary")
-        if command.data.prepared is not None:
-            refuse("has no effect with --prepared; leave it out", "skip_long")
     elif isinstance(command, Evaluate) and command.model is None and command.hypotheses:
         refuse("is for a system, not for two files", *SYSTEM)
     elif isinstance(command, Export) and command.to != "ctranslate2":

@@ -158,7 +158,6 @@ def test_every_option_has_a_help(capsys: Capture) -> None:
         ("train --tokenizer words --vocabulary 99", "--vocabulary: has no effect with"),
         ("train --updates 99999999999", "--updates 99999999999: must be at least 1 and at most 2"),
         ("train --N=0", "--layers 0: must be at least 1"),
-        ("train --prepared p --skip-long", "--skip-long: has no effect with --prepared"),
         ("parse none --sentence 1+1=", "none: no such file or folder"),
         ("train --sharded --train_files a b --valid-files c d", "--sharded: needs several"),
     ],
