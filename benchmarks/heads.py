@@ -16,7 +16,7 @@ import torch
 from annotated_transformer.engine.records import processor_name
 from annotated_transformer.fast.products import keep_large_blocks, limit_kernels
 from benchmarks.chapters import definitions
-from benchmarks.records import keep, origin
+from benchmarks.records import keep, kept_runs, origin
 
 CHAPTER = "results/attention_maps"
 VALUES = {
@@ -33,12 +33,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = definitions(CHAPTER, VALUES)
-    updates, runs = names["options"].optim.updates, {}
-    if options.record and options.record.exists():
-        kept = json.loads(options.record.read_text(encoding="utf-8"))
-        if kept["updates"] != updates:
-            parser.error(f"--record {options.record}: has {kept['updates']} updates; name another")
-        runs = kept["runs"]
+    updates = names["options"].optim.updates
+    runs = kept_runs(parser, options.record, updates)
     limit_kernels()
     keep_large_blocks()
     for seed in range(options.seeds):

@@ -15,7 +15,7 @@ from typing import Any
 
 from annotated_transformer.engine.records import processor_name
 from benchmarks.chapters import definitions
-from benchmarks.records import keep, origin
+from benchmarks.records import keep, kept_runs, origin
 
 VALUES = {"longest", "training", "test", "german", "english", "updates", "every", "kinds"}
 LONGER = 3  # times as many updates, for the dot-product form once more
@@ -52,12 +52,7 @@ def main() -> None:
     forms = {form: (form, count) for form, count in names["updates"].items()}
     forms["dot, longer"] = ("dot", LONGER * names["updates"]["dot"])
     counts = {name: count for name, (_, count) in forms.items()}
-    runs: dict[str, Any] = {}
-    if options.record and options.record.exists():
-        kept = json.loads(options.record.read_text(encoding="utf-8"))
-        if kept["updates"] != counts:
-            parser.error(f"--record {options.record}: has {kept['updates']} updates; name another")
-        runs = kept["runs"]
+    runs = kept_runs(parser, options.record, counts)
     for seed in range(options.seeds):
         if str(seed) in runs:
             continue

@@ -17,7 +17,7 @@ from annotated_transformer.data.grammar import grammar_pairs
 from annotated_transformer.engine.records import processor_name
 from annotated_transformer.pretrained import RUNNING
 from benchmarks.chapters import definitions
-from benchmarks.records import keep, origin
+from benchmarks.records import keep, kept_runs, origin
 
 FORMS = ("none", "additive")
 
@@ -56,12 +56,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="write the results to this JSON file")
     options = parser.parse_args()
     names = prepared()
-    runs: dict[str, Any] = {}
-    if options.record and options.record.exists():
-        kept = json.loads(options.record.read_text(encoding="utf-8"))
-        if kept["updates"] != options.updates:
-            parser.error(f"--record {options.record}: has {kept['updates']} updates; name another")
-        runs = kept["runs"]
+    runs = kept_runs(parser, options.record, options.updates)
     for seed in range(options.seeds):
         if str(seed) in runs:
             continue

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -78,7 +78,9 @@ def run(command: Sweep) -> int:
         jobs = min(command.jobs or usable_cores(), len(left))
         count = sum(map(len, done.values()))
         log(f"{grid.name}: {len(chosen)} rows, {grid.seeds} seeds; {count} runs are in {path}")
-        with only_sweep(folder):
+        remedy = "wait until it ends, or give another --out; the --record may be the same"
+        busy = SweepError(f"{folder}: another sweep works there; {remedy}")
+        with claim_folder(folder / ".sweep", busy):  # the folder's own lock is the record's
             about = plan(record, grid, left, folder, jobs)
             log(f"{len(left)} runs to go, {jobs} at a time: {about}")
             if command.plan:
@@ -95,15 +97,6 @@ def run(command: Sweep) -> int:
                     bar.update()
     show_table(open_record(path, grid, here))
     return 0
-
-
-@contextlib.contextmanager
-def only_sweep(folder: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder; raise SweepError if one is there."""
-    mark = folder / ".sweep"  # the folder itself is locked while the record is written
-    remedy = "wait until it ends, or give another --out; the --record may be the same"
-    with claim_folder(mark, SweepError(f"{folder}: another sweep works there; {remedy}")):
-        yield
 
 
 def customize_grid(command: Sweep) -> Grid:

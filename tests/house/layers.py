@@ -21,7 +21,7 @@ PART_WORDS = 35_000  # of part I, without code, computed captions, exercises and
 PART_CHAPTERS = 24
 CHAPTER_WORDS = 2_500  # about 25 minutes, with the code between
 QUIET = {"print", "len", "show", "Table", "zip", "enumerate"}  # they compute nothing
-PACKAGE_LINES = 19_950  # without the exercises; on the way to 12,000: lower it
+PACKAGE_LINES = 19_933  # without the exercises; on the way to 12,000: lower it
 EXERCISE_LINES = 2_990  # about 45 for each checker
 
 # What each folder may import of the package, besides itself. Top-level modules go by their name.
